@@ -1,0 +1,36 @@
+# The two commands: `make demo` and `make test`. Each sets up .venv by itself.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types docs clean
+
+help: ## list the commands
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-6s %s\n", $$1, $$2}'
+
+$(READY): pyproject.toml constraints.txt
+	@echo "Setting up $(VENV) (a few minutes the first time) ..."
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,docs]"
+	@touch $@
+
+demo: $(READY) ## train digits three ways, print the comparison and save a figure
+	$(BIN)/carryclip demo
+
+test: $(READY) ## run all tests
+	$(BIN)/python -m pytest -n auto
+
+lint: $(READY) ## check style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY) ## check types
+	$(BIN)/pyright
+
+docs: $(READY) ## build the documentation into site/
+	$(BIN)/mkdocs build --strict --quiet
+
+clean: ## remove .venv and everything built
+	rm -rf $(VENV) site .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,289 @@
+"""U-Clip, once, for every backend: three pure functions over an array namespace.
+
+    measure   one array                 -> partial sums, which add over arrays, groups and ranks
+    decide    the sums of each scope    -> a few scalars per scope (scale, gate, what to keep)
+    apply     one array and its scalars -> update, new buffers
+
+A scope is a set of arrays clipped as one vector: all parameters of a ``Norm``, or one group, or one tensor. ``xp``
+provides ``where clip abs sign sqrt sum max isfinite all astype finfo`` with NumPy's meanings. Scalars stay arrays, so
+nothing here waits for a device.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from carryclip.carry import Capped, CarryPolicy, Gated, Leaky, check_policy
+from carryclip.diagnosis import Diagnosis, Step, diagnose
+from carryclip.precision import ratio, toward_zero, truncate
+from carryclip.regions import Region, check_region
+
+NonFinite = Literal["skip", "zero", "raise", "propagate"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What is done to a gradient: a region, a carry policy, and what happens when the gradient is not finite."""
+
+    region: Region
+    carry: CarryPolicy = True
+    nonfinite: NonFinite = "skip"
+
+    def __post_init__(self) -> None:
+        check_region(self.region)
+        check_policy(self.carry)
+        if self.nonfinite not in ("skip", "zero", "raise", "propagate"):
+            raise ValueError(f"nonfinite must be 'skip', 'zero', 'raise' or 'propagate', got {self.nonfinite!r}.")
+
+    @property
+    def can_reject(self) -> bool:
+        """True if a gradient's values can cancel a step; under ``"zero"`` only a norm that overflows can."""
+        return self.nonfinite in ("skip", "raise") or (self.nonfinite == "zero" and self.region.joint)
+
+    @property
+    def gates_scopes(self) -> bool:
+        """True if each scope has a feed average."""
+        return isinstance(self.carry, Gated) and self.region.joint
+
+    @property
+    def gates_coordinates(self) -> bool:
+        """True if each coordinate has a feed average of its own."""
+        return isinstance(self.carry, Gated) and not self.region.joint
+
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        """Names of the ``Buffers`` this rule keeps for each array."""
+        carry = ("carry",) if self.carry is not False else ()
+        averages = ("mean", "second") if self.region.estimator is not None else ()
+        averages += ("feed",) if self.gates_coordinates else ()
+        return carry + averages + (("count",) if averages else ())
+
+
+class Buffers(NamedTuple):
+    """What one array keeps between steps, in at least float32; None where the rule has no use for it.
+
+    All of them change at every step the array takes part in, unless the step is skipped.
+    """
+
+    carry: Any = None
+    mean: Any = None
+    second: Any = None
+    feed: Any = None
+    count: Any = None
+
+
+class Sums(NamedTuple):
+    """Partial sums of one array, or the totals of each scope; None where the rule does not need them."""
+
+    bad: Any = None
+    total_sq: Any = None
+    carry_sq: Any = None
+    dot: Any = None
+
+
+class Feed(NamedTuple):
+    """The gate's memory of each scope of a ``Norm``: raw average, and number of steps in it."""
+
+    average: Any
+    count: Any
+
+
+class Verdict(NamedTuple):
+    """Scalars of each scope of a ``Norm``.
+
+    ``keep`` is the part of the rest that is carried (None: all of it), ``dropped`` the norm of what is not.
+    """
+
+    scale: Any = None
+    keep: Any = None
+    dropped: Any = None
+    clipped: Any = None
+
+
+class Outcome(NamedTuple):
+    """The result of ``apply`` for one array. ``dropped_sq`` is None where nothing drops or the verdict has it."""
+
+    update: Any
+    buffers: Buffers
+    dropped_sq: Any
+    diagnosis: Diagnosis | None
+
+
+def measure(xp: Any, rule: Rule, gradient: Any, carry: Any, dtype: Any) -> Sums:
+    """What must be known of one array before anything is written.
+
+    A norm's sum of squares tells finiteness as well: an overflow counts as non-finite. Coordinate-wise kinds look at
+    the gradient itself, because a finite 1e25 is no reason to skip there.
+    """
+    if not rule.region.joint:
+        return Sums(bad=~xp.all(xp.isfinite(gradient))) if rule.can_reject else Sums()
+    raw = _sanitized(xp, rule, gradient, dtype)
+    total = raw if carry is None else raw + carry
+    total_sq = xp.sum(total * total)
+    bad = ~xp.isfinite(total_sq)
+    if rule.gates_scopes:
+        return Sums(bad, total_sq, carry_sq=xp.sum(carry * carry), dot=xp.sum(raw * carry))
+    return Sums(bad, total_sq)
+
+
+def decide(xp: Any, rule: Rule, totals: Sums, radius: Any, feed: Feed | None, skip: Any) -> tuple[Verdict, Feed | None]:
+    """Scalars for each scope of a ``Norm``; ``totals`` and ``feed`` hold one entry per scope.
+
+    The update is scale·s, so what is cut has norm ||s|| - radius and the policies need no further pass over memory.
+    """
+    norm = xp.sqrt(totals.total_sq)
+    clipped = norm > radius
+    scale = xp.where(clipped, radius / xp.where(clipped, norm, 1.0), 1.0)
+    # NaN is above nothing, yet under "propagate" it must reach every coordinate, as it does in clip_grad_norm_.
+    scale = xp.where(norm == norm, scale, norm)
+    rest = xp.where(clipped, norm - radius, 0.0)
+    keep = None
+    if isinstance(rule.carry, Leaky):
+        keep = rule.carry.kappa
+    elif isinstance(rule.carry, Capped):
+        keep = _share(xp, rule.carry.radii * radius, rest)
+    elif isinstance(rule.carry, Gated) and feed is not None:
+        carry_norm = xp.sqrt(totals.carry_sq)
+        count = feed.count + 1
+        fed = xp.clip(ratio(xp, totals.dot, radius * carry_norm), -1.0, 1.0)
+        average, full = _gate(xp, rule.carry, fed, feed.average, xp.astype(count, norm.dtype))
+        limit = rule.carry.cap * radius
+        keep = _share(xp, xp.where(full & (carry_norm < limit), carry_norm, limit), rest)
+        feed = Feed(_held(xp, skip, feed.average, average), _held(xp, skip, feed.count, count))
+    dropped = rest if rule.carry is False else None if keep is None else rest * (1.0 - keep)
+    return Verdict(scale, keep, dropped, clipped), feed
+
+
+def apply(
+    xp: Any,
+    rule: Rule,
+    gradient: Any,
+    buffers: Buffers,
+    sizes: tuple[Any, ...],
+    verdict: Verdict | None,
+    skip: Any,
+    dtype: Any,
+    *,
+    tally: bool = False,
+    inspect: bool = False,
+) -> Outcome:
+    """One step of one array: the update in the gradient's type, and the buffers that follow.
+
+    Args:
+        xp: the array namespace.
+        rule: what to do.
+        gradient: the raw gradient.
+        buffers: what the array kept from the last step.
+        sizes: the region's numbers for this array at this step.
+        verdict: the scalars of its scope; None for coordinate-wise kinds.
+        skip: boolean array that cancels the step, or None.
+        dtype: the buffers' type.
+        tally: sum up what the carry policy drops.
+        inspect: also return the sums behind the metrics.
+    """
+    raw = _sanitized(xp, rule, gradient, dtype)
+    total = raw if buffers.carry is None else raw + buffers.carry
+    moved = buffers._replace(count=None if buffers.count is None else buffers.count + 1)
+    if rule.region.estimator is not None:
+        seen = xp.astype(moved.count, dtype)
+        mean, second = rule.region.estimator.update(xp, raw, buffers.mean, buffers.second, seen)
+        moved = moved._replace(mean=mean, second=second)
+    if verdict is not None:
+        radius = sizes[0]
+        aim = total * verdict.scale
+    else:
+        if rule.nonfinite != "propagate":
+            # Two huge finite numbers may add up to inf, which no later step could pay back.
+            total = _within(xp, total, dtype)
+        source = moved if rule.region.counts_current else buffers
+        radius, centre = _radius(xp, rule, source, sizes, gradient.dtype, dtype)
+        aim = rule.region.project(xp, total, radius, centre)
+    update = _rounded(xp, aim, gradient.dtype)
+    rest = total - xp.astype(update, dtype)
+    if verdict is not None:
+        kept, dropped_sq = rest if verdict.keep is None else rest * verdict.keep, None
+    else:
+        kept, feed = _carried(xp, rule, raw, rest, buffers, moved.count, radius)
+        moved = moved._replace(feed=feed)
+        dropped_sq = None
+        if tally and rule.carry is not True:
+            dropped = rest if rule.carry is False else rest - kept
+            dropped_sq = xp.sum(dropped * dropped)
+    moved = moved._replace(carry=None if rule.carry is False else kept)
+    diagnosis = None
+    if inspect:
+        step = Step(raw, total, aim, xp.astype(update, dtype), buffers.carry, moved.carry, radius)
+        diagnosis = diagnose(xp, step, joint=verdict is not None)
+    if skip is not None:
+        update = xp.where(skip, 0.0, update)
+        moved = Buffers(*(None if new is None else xp.where(skip, old, new) for old, new in zip(buffers, moved, strict=True)))
+    return Outcome(update, moved, dropped_sq, diagnosis)
+
+
+def _sanitized(xp: Any, rule: Rule, gradient: Any, dtype: Any) -> Any:
+    """The gradient in the buffers' precision, without the entries that ``nonfinite="zero"`` removes."""
+    gradient = xp.astype(gradient, dtype)
+    return xp.where(xp.isfinite(gradient), gradient, 0.0) if rule.nonfinite == "zero" else gradient
+
+
+def _within(xp: Any, values: Any, dtype: Any) -> Any:
+    """``values`` held within the finite range of ``dtype``."""
+    largest = float(xp.finfo(dtype).max)
+    return xp.clip(values, -largest, largest)
+
+
+def _rounded(xp: Any, values: Any, dtype: Any) -> Any:
+    """``values`` rounded to ``dtype``; a narrower type must not turn a large number into inf."""
+    return values if values.dtype == dtype else xp.astype(_within(xp, values, dtype), dtype)
+
+
+def _radius(
+    xp: Any, rule: Rule, source: Buffers, sizes: tuple[Any, ...], narrow: Any, dtype: Any
+) -> tuple[Any, Any]:
+    """(radius rounded toward zero in the gradient's type, running mean or None); infinite before the moments exist."""
+    estimator = rule.region.estimator
+    if estimator is None:
+        radius = rule.region.extent(xp, sizes, None, None)
+        if isinstance(radius, (int, float)):
+            return truncate(float(radius), xp.finfo(narrow)), None
+        return xp.astype(toward_zero(xp, radius, narrow), dtype), None
+    mean, std = estimator.estimate(xp, source.mean, source.second, xp.astype(source.count, dtype))
+    radius = xp.where(source.count >= estimator.warmup, rule.region.extent(xp, sizes, mean, std), math.inf)
+    return toward_zero(xp, radius, narrow), mean
+
+
+def _carried(
+    xp: Any, rule: Rule, raw: Any, rest: Any, buffers: Buffers, count: Any, radius: Any
+) -> tuple[Any, Any]:
+    """(what is kept of ``rest``, new feed average) under a coordinate-wise rule."""
+    policy = rule.carry
+    if isinstance(policy, Leaky):
+        return policy.kappa * rest, None
+    if isinstance(policy, Capped):
+        limit = policy.radii * radius
+        return xp.clip(rest, -limit, limit), None
+    if isinstance(policy, Gated):
+        fed = xp.clip(ratio(xp, raw * xp.sign(buffers.carry), radius), -1.0, 1.0)
+        average, full = _gate(xp, policy, fed, buffers.feed, xp.astype(count, rest.dtype))
+        owed = xp.abs(buffers.carry)
+        limit = policy.cap * radius
+        limit = xp.where(full & (owed < limit), owed, limit)
+        return xp.clip(rest, -limit, limit), average
+    return rest, None
+
+
+def _gate(xp: Any, policy: Gated, fed: Any, average: Any, count: Any) -> tuple[Any, Any]:
+    """(new raw average, whether growth is stopped); ``count`` includes this step."""
+    average = policy.decay * average + (1.0 - policy.decay) * fed
+    return average, average / (1.0 - policy.decay**count) >= policy.threshold
+
+
+def _share(xp: Any, limit: Any, rest: Any) -> Any:
+    """The factor that brings a vector of norm ``rest`` within ``limit``."""
+    over = rest > limit
+    return xp.where(over, limit / xp.where(over, rest, 1.0), 1.0)
+
+
+def _held(xp: Any, skip: Any, old: Any, new: Any) -> Any:
+    """``new``, or ``old`` if the step is skipped."""
+    return new if skip is None else xp.where(skip, old, new)

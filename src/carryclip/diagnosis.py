@@ -1,0 +1,106 @@
+"""The numbers behind the metrics: sums over one array that add up to those of the whole model.
+
+They answer how much is clipped, how large the carry is against the radius, and whether it is winding up.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+from carryclip.precision import ratio
+
+LAST_STEP = (
+    "grad_norm",
+    "sum_norm",
+    "update_norm",
+    "carry_norm",
+    "radius_norm",
+    "clipped_fraction",
+    "carry_ratio",
+    "carry_feed",
+)
+"""Metrics of the last measured step, in every backend."""
+
+RUNNING = ("skipped_steps", "dropped_norm")
+"""Metrics that add up over the run."""
+
+
+class CarryClipWarning(UserWarning):
+    """Something that carryclip noticed and that a person should look at; the message names the remedy."""
+
+
+class Step(NamedTuple):
+    """One array at one step: raw gradient, g + carry, its projection, the rounded update, the carry before and after."""
+
+    raw: Any
+    total: Any
+    aim: Any
+    update: Any
+    carry: Any
+    kept: Any
+    radius: Any
+
+
+class Diagnosis(NamedTuple):
+    """Sums of one array, or of a scope, or of all. They add, except ``ratio``, of which the largest counts.
+
+    ``fed`` is the sum of feed·|carry| and ``weight`` that of |carry|: fed/weight is the feed where the debt is. Of an
+    array under a ``Norm`` they are <g, carry> and ||carry||², until ``of_scopes`` has seen the whole vector.
+    """
+
+    grad_sq: Any
+    total_sq: Any
+    update_sq: Any
+    carry_sq: Any
+    radius_sq: Any
+    clipped: Any
+    size: Any
+    fed: Any
+    weight: Any
+    ratio: Any
+
+
+def diagnose(xp: Any, step: Step, *, joint: bool) -> Diagnosis:
+    """The sums of one array; entries may be Python numbers where they need no look at the array."""
+    size = float(math.prod(step.raw.shape))
+    grad_sq, total_sq, update_sq = (xp.sum(x * x) for x in (step.raw, step.total, step.update))
+    carry_sq = 0.0 if step.kept is None else xp.sum(step.kept * step.kept)
+    if joint:
+        fed, weight = (0.0, 0.0) if step.carry is None else (xp.sum(step.raw * step.carry), xp.sum(step.carry**2))
+        return Diagnosis(grad_sq, total_sq, update_sq, carry_sq, 0.0, 0.0, size, fed, weight, 0.0)
+    constant = isinstance(step.radius, (int, float)) or step.radius.shape == ()
+    radius_sq = step.radius * step.radius * size if constant else xp.sum(step.radius * step.radius)
+    clipped = xp.sum(xp.astype(step.aim != step.total, step.raw.dtype))
+    fed = weight = worst = 0.0
+    if step.carry is not None:
+        feed = xp.clip(ratio(xp, step.raw * xp.sign(step.carry), step.radius), -1.0, 1.0)
+        owed = xp.abs(step.carry)
+        fed, weight = xp.sum(feed * owed), xp.sum(owed)
+        worst = xp.max(ratio(xp, xp.abs(step.kept), step.radius))
+    return Diagnosis(grad_sq, total_sq, update_sq, carry_sq, radius_sq, clipped, size, fed, weight, worst)
+
+
+def of_scopes(xp: Any, sums: Diagnosis, radius: Any, clipped: Any) -> Diagnosis:
+    """Complete the sums of a ``Norm``'s scopes (one entry each) with what only the whole vector can tell."""
+    owed = xp.sqrt(sums.weight)
+    feed = xp.clip(ratio(xp, sums.fed, radius * owed), -1.0, 1.0)
+    return sums._replace(
+        radius_sq=radius * radius + 0.0 * sums.size,
+        clipped=xp.astype(clipped, sums.size.dtype) * sums.size,
+        fed=feed * owed,
+        weight=owed,
+        ratio=ratio(xp, xp.sqrt(sums.carry_sq), radius),
+    )
+
+
+def last_step(xp: Any, totals: Diagnosis) -> tuple[Any, ...]:
+    """The metrics named in ``LAST_STEP``, from the sums over everything that took part in the step."""
+    return (
+        xp.sqrt(totals.grad_sq),
+        xp.sqrt(totals.total_sq),
+        xp.sqrt(totals.update_sq),
+        xp.sqrt(totals.carry_sq),
+        xp.sqrt(totals.radius_sq),
+        ratio(xp, totals.clipped, totals.size),
+        totals.ratio,
+        ratio(xp, totals.fed, totals.weight),
+    )

@@ -1,0 +1,82 @@
+"""What this machine has, and whether the parts of carryclip that need it work."""
+
+import importlib.metadata
+import os
+import platform
+from collections.abc import Callable
+
+from carryclip import __version__
+
+PACKAGES = {
+    "numpy": "carryclip.reference",
+    "torch": "carryclip.torch",
+    "jax": "carryclip.optax",
+    "optax": "carryclip.optax",
+    "cyclopts": "command line",
+    "rich": "command line",
+    "matplotlib": "figures",
+    "scikit-learn": "demo data",
+}
+
+
+def main() -> int:
+    """Print the findings; 0 if everything that is installed works."""
+    print(f"carryclip {__version__}, Python {platform.python_version()} on {platform.system()} {platform.machine()}")
+    print(f"cores: {os.cpu_count()}")
+    print("\npackages")
+    for package, use in PACKAGES.items():
+        print(f"  {package:13} {_version(package) or 'not installed':16} {use}")
+    print("\nchecks")
+    results = [_report(name, check) for name, check in (("reference", _check_reference), ("torch", _check_torch))]
+    print("\nAll that is installed works." if all(results) else "\nSomething is broken: see above.")
+    return 0 if all(results) else 1
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _report(name: str, check: Callable[[], str]) -> bool:
+    try:
+        print(f"  {name:13} {check()}")
+    except ModuleNotFoundError as missing:
+        print(f"  {name:13} not checked: {missing.name} is not installed")
+    except Exception as error:  # whatever is wrong is what the reader wants to see
+        print(f"  {name:13} FAILED: {type(error).__name__}: {error}")
+        return False
+    return True
+
+
+def _check_reference() -> str:
+    import numpy as np
+
+    from carryclip import Component
+    from carryclip.reference import UClip
+
+    clipper = UClip(Component(1.0))
+    sent = [float(clipper.step([np.array([g])])[0][0]) for g in (3.0, 0.0, 0.0)]  # type: ignore[index]
+    if sent != [1.0, 1.0, 1.0]:
+        raise AssertionError(f"a gradient of 3 should be paid out as 1, 1, 1 but became {sent}")
+    return "works"
+
+
+def _check_torch() -> str:
+    import torch
+
+    from carryclip import Component
+    from carryclip.torch import UClip
+
+    devices = ["cpu"] + [f"{torch.accelerator.current_accelerator()}"] * torch.accelerator.is_available()
+    for device in devices:
+        weight = torch.nn.Parameter(torch.zeros(1, device=device))
+        optimizer = torch.optim.Adam([weight], lr=1.0)
+        clipper = UClip(optimizer, Component(1.0))
+        weight.grad = torch.full_like(weight, 3.0)
+        optimizer.step()
+        carry = clipper.carry(weight).item()
+        if carry != 2.0:
+            raise AssertionError(f"on {device} the carry of a gradient of 3 should be 2 but is {carry}")
+    return f"works on {', '.join(devices)}; {torch.get_num_threads()} threads"

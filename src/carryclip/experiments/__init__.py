@@ -1,0 +1,1 @@
+"""Studies: what is trained, how it is run, and how the results are shown."""

@@ -1,0 +1,78 @@
+"""Running moments of the raw gradient, from which adaptive regions take their radius."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from carryclip import _checks
+
+
+def _fit_for_squares(xp: Any, gradient: Any) -> Any:
+    """The gradient held where its square, and the square of a difference of two, is finite."""
+    bound = float(xp.finfo(gradient.dtype).max) ** 0.5 / 4
+    return xp.clip(gradient, -bound, bound)
+
+
+@dataclass(frozen=True)
+class Welford:
+    """Mean and sample standard deviation of all gradients so far, by Welford's recursion.
+
+    n += 1;  d = g - m;  m += d/n;  M2 += d·(g - m);  std = sqrt(M2/(n-1)).
+
+    >>> Welford()
+    Welford()
+    """
+
+    warmup: ClassVar[int] = 2
+    """Samples needed before a radius exists."""
+
+    def update(self, xp: Any, gradient: Any, mean: Any, second: Any, count: Any) -> tuple[Any, Any]:
+        """New (mean, sum of squared deviations) after ``gradient``, the ``count``-th sample."""
+        gradient = _fit_for_squares(xp, gradient)
+        deviation = gradient - mean
+        mean = mean + deviation / count
+        second = xp.clip(second + deviation * (gradient - mean), 0.0, float(xp.finfo(mean.dtype).max))
+        return mean, second
+
+    def estimate(self, xp: Any, mean: Any, second: Any, count: Any) -> tuple[Any, Any]:
+        """(mean, standard deviation); meaningless before ``warmup`` samples, where the radius is infinite anyway."""
+        return mean, xp.sqrt(second / xp.clip(count - 1.0, 1.0, None))
+
+
+@dataclass(frozen=True)
+class EWMA:
+    """Exponentially weighted first and second moment; the second moment's root stands for the deviation.
+
+    m = decay·m + (1-decay)·g;  v = decay·v + (1-decay)·g²;  std = sqrt(v).
+    Both are divided by 1 - decay^n unless ``debias=False``.
+
+    Args:
+        decay: weight of the past, in [0, 1). The paper uses 0.95.
+        debias: correct for the zeros the averages start from.
+
+    >>> EWMA(decay=0.9)
+    EWMA(decay=0.9, debias=True)
+    """
+
+    decay: float = 0.95
+    debias: bool = True
+    warmup: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        _checks.number("EWMA", "decay", self.decay, high=1.0, high_open=True)
+
+    def update(self, xp: Any, gradient: Any, mean: Any, second: Any, count: Any) -> tuple[Any, Any]:
+        """New raw averages (m, v) after ``gradient``."""
+        gradient = _fit_for_squares(xp, gradient)
+        mean = self.decay * mean + (1.0 - self.decay) * gradient
+        second = self.decay * second + (1.0 - self.decay) * (gradient * gradient)
+        return mean, second
+
+    def estimate(self, xp: Any, mean: Any, second: Any, count: Any) -> tuple[Any, Any]:
+        """(mean, root of the second moment) after ``count`` samples."""
+        if self.debias:
+            weight = 1.0 - self.decay ** xp.clip(count, 1.0, None)
+            mean, second = mean / weight, second / weight
+        return mean, xp.sqrt(second)
+
+
+Moments = Welford | EWMA

@@ -1,0 +1,57 @@
+"""Rounding toward zero, so that a stored update never exceeds the radius the user asked for.
+
+A radius such as 0.1 has no exact float32, and rounding it to nearest may round it up. Everything here rounds
+magnitudes down instead, for Python numbers and for arrays. An infinite radius stays infinite.
+"""
+
+import math
+from typing import Any
+
+
+def _significant_bits(info: Any) -> int:
+    return 1 - round(math.log2(float(info.eps)))
+
+
+def truncate(value: float, info: Any) -> float:
+    """The largest number of a float type that is not above ``value`` (>= 0); inf stays inf.
+
+    ``info`` is what ``torch.finfo`` or ``jax.numpy.finfo`` return.
+
+    >>> from types import SimpleNamespace
+    >>> bfloat16 = SimpleNamespace(eps=2**-7, tiny=2.0**-126, max=3.3895e38)
+    >>> truncate(0.1, bfloat16)
+    0.099609375
+    """
+    if value == math.inf or value <= 0.0:
+        return max(value, 0.0)
+    if value >= float(info.max):
+        return float(info.max)
+    mantissa, exponent = math.frexp(value)
+    _, smallest_exponent = math.frexp(float(info.tiny))
+    spacing = max(exponent, smallest_exponent) - _significant_bits(info)
+    return math.ldexp(math.floor(math.ldexp(mantissa, exponent - spacing)), spacing)
+
+
+def toward_zero(xp: Any, values: Any, dtype: Any) -> Any:
+    """An array of radii rounded toward zero to ``dtype`` but kept in its own, wider type; inf stays inf.
+
+    Where rounding to nearest went up, one step down is taken: multiplying a normal number of p significant bits by
+    1 - 2^-p and rounding again lands exactly on its predecessor; among subnormals that is one spacing below.
+    """
+    if values.dtype == dtype:
+        return values
+    info = xp.finfo(dtype)
+    held = xp.clip(values, 0.0, float(info.max))
+    nearest = xp.astype(xp.astype(held, dtype), values.dtype)
+    shrunk = nearest * (1.0 - 2.0 ** -_significant_bits(info))
+    below = xp.astype(xp.astype(shrunk, dtype), values.dtype)
+    below = xp.where(below < nearest, below, nearest - float(info.tiny) * float(info.eps))
+    return xp.where(xp.isfinite(values), xp.where(nearest > held, below, nearest), values)
+
+
+def ratio(xp: Any, numerator: Any, denominator: Any) -> Any:
+    """numerator/denominator, but 0 where the denominator (a number or an array) is 0 or infinite."""
+    if isinstance(denominator, (int, float)):
+        return numerator / denominator if 0.0 < denominator < math.inf else numerator * 0.0
+    usable = (denominator > 0.0) & xp.isfinite(denominator)
+    return xp.where(usable, numerator / xp.where(usable, denominator, 1.0), 0.0)

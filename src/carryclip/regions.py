@@ -1,0 +1,255 @@
+"""Clipping regions: where an update must lie. Each knows its radius and how to project onto itself.
+
+Sizes (``radius``, ``scale``, the multiples of ``Adaptive``) may be a number, a schedule ``step -> number`` with steps
+counted from 0, or, for the kinds that work coordinate by coordinate, one value per parameter: a list in the order of
+the parameters or a mapping from parameter to value, each value a number or an array of the parameter's shape.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from carryclip import _checks
+from carryclip.moments import EWMA, Moments, Welford
+
+Size = Any
+"""A number, a schedule ``step -> number``, or one value per parameter."""
+
+_OFF_HINT = "To leave parameters unclipped give their group None instead of a region; to send signs only use Sign()."
+
+
+def at_step(owner: str, value: Size, step: Any) -> Any:
+    """``value`` with a schedule replaced by what it says for ``step``."""
+    if not callable(value):
+        return value
+    scheduled = value(step)
+    if isinstance(scheduled, (int, float)) and not scheduled >= 0.0:
+        raise ValueError(f"{owner}: the schedule gave {scheduled!r} at step {step}; a radius must be at least 0.")
+    return scheduled
+
+
+def of_parameter(owner: str, size: Any, key: Any, index: int) -> Any:
+    """The entry of a per-parameter ``size`` for one parameter: by ``key`` in a mapping, by ``index`` in a list."""
+    if isinstance(size, Mapping):
+        if key not in size:
+            raise ValueError(f"{owner}: the mapping has no radius for parameter {index}. Give every parameter a value.")
+        return size[key]
+    if isinstance(size, (list, tuple)):
+        if index >= len(size):
+            raise ValueError(
+                f"{owner}: {len(size)} radii were given, but there is a parameter {index} (counted from 0). "
+                "Give one value per parameter."
+            )
+        return size[index]
+    return size
+
+
+class Region:
+    """What the algorithm asks of a region."""
+
+    joint: ClassVar[bool] = False
+    """True if one radius holds for a whole vector rather than for each coordinate."""
+
+    @property
+    def estimator(self) -> Moments | None:
+        """The moments this region needs, if any."""
+        return None
+
+    @property
+    def counts_current(self) -> bool:
+        """True if the moments take in the current gradient before the radius is read."""
+        return False
+
+    def sizes(self, step: Any) -> tuple[Any, ...]:
+        """The region's own numbers at ``step``."""
+        raise NotImplementedError
+
+    def extent(self, xp: Any, sizes: tuple[Any, ...], mean: Any, std: Any) -> Any:
+        """The radius, from ``sizes`` and the moments (None where the region has none)."""
+        return sizes[0]
+
+    def project(self, xp: Any, total: Any, radius: Any, mean: Any) -> Any:
+        """The point of the region that stands for ``total``."""
+        return xp.clip(total, -radius, radius)
+
+
+@dataclass(frozen=True)
+class Component(Region):
+    """Clip each coordinate to [-radius, radius].
+
+    >>> Component(0.25)
+    Component(radius=0.25)
+    >>> Component(lambda step: 1.0 / (1 + step)).sizes(3)
+    (0.25,)
+    """
+
+    radius: Size
+
+    def __post_init__(self) -> None:
+        _checks.size("Component", "radius", self.radius, hint=_OFF_HINT)
+
+    def sizes(self, step: Any) -> tuple[Any, ...]:
+        """The radius at ``step``."""
+        return (at_step("Component", self.radius, step),)
+
+
+@dataclass(frozen=True)
+class Norm(Region):
+    """Scale the vector so that its Euclidean norm is at most ``radius``; the direction is kept.
+
+    Args:
+        radius: largest norm; a number or a schedule.
+        over: ``"all"`` parameters as one vector (default), each parameter ``"group"``, or each ``"tensor"``.
+
+    >>> Norm(1.0)
+    Norm(radius=1.0, over='all')
+    """
+
+    radius: Size
+    over: Literal["all", "group", "tensor"] = "all"
+    joint: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.radius, (list, tuple, Mapping)):
+            raise TypeError(
+                "Norm: one radius holds for the whole vector; a value per parameter is for Component and Sign. "
+                'For a norm per tensor use Norm(radius, over="tensor").'
+            )
+        _checks.size("Norm", "radius", self.radius, hint=_OFF_HINT)
+        if self.over not in ("all", "group", "tensor"):
+            raise ValueError(f"Norm: over must be 'all', 'group' or 'tensor', got {self.over!r}.")
+
+    def sizes(self, step: Any) -> tuple[Any, ...]:
+        """The radius at ``step``."""
+        return (at_step("Norm", self.radius, step),)
+
+
+@dataclass(frozen=True)
+class Sign(Region):
+    """U-Sign: send scale·sign(s) and carry the difference; sign(0) = 0.
+
+    >>> Sign(scale=0.5)
+    Sign(scale=0.5)
+    """
+
+    scale: Size = 1.0
+
+    def __post_init__(self) -> None:
+        _checks.size("Sign", "scale", self.scale)
+
+    def sizes(self, step: Any) -> tuple[Any, ...]:
+        """The scale at ``step``."""
+        return (at_step("Sign", self.scale, step),)
+
+    def project(self, xp: Any, total: Any, radius: Any, mean: Any) -> Any:
+        """±radius by the sign of ``total``."""
+        return radius * xp.sign(total)
+
+
+@dataclass(frozen=True)
+class _WithMoments(Region):
+    def _check_moments(self, name: str, moments: Any) -> None:
+        if not isinstance(moments, (Welford, EWMA)):
+            raise TypeError(f"{name}: moments must be Welford() or EWMA(decay=...), got {moments!r}.")
+
+
+@dataclass(frozen=True)
+class Adaptive(_WithMoments):
+    """Clip each coordinate to ±(mean·|m| + std·s), with m and s its running mean and deviation.
+
+    Until the moments exist (two samples for Welford, one for EWMA, counted per parameter) nothing is clipped.
+
+    Args:
+        mean: multiple of |m|, the ``a`` of the paper.
+        std: multiple of s, the ``b`` of the paper.
+        moments: ``Welford()`` or ``EWMA(decay=0.95)``.
+        min_radius: the radius never falls below this.
+        include_current: let the current gradient count in its own radius; by default only past gradients do, as the
+            theory needs.
+
+    >>> Adaptive(mean=1, std=2)
+    Adaptive(mean=1, std=2, moments=Welford(), min_radius=0.0, include_current=False)
+    """
+
+    mean: Size
+    std: Size
+    moments: Moments = Welford()
+    min_radius: float = 0.0
+    include_current: bool = False
+
+    def __post_init__(self) -> None:
+        _checks.size("Adaptive", "mean", self.mean, zero_ok=True)
+        _checks.size("Adaptive", "std", self.std, zero_ok=True)
+        _checks.number("Adaptive", "min_radius", self.min_radius)
+        self._check_moments("Adaptive", self.moments)
+        if (self.mean, self.std, self.min_radius) == (0, 0, 0):
+            raise ValueError("Adaptive: mean and std are both 0, so every radius would be 0. Try Adaptive(mean=1, std=2).")
+
+    @property
+    def estimator(self) -> Moments:
+        """The moments the radius is taken from."""
+        return self.moments
+
+    @property
+    def counts_current(self) -> bool:
+        """Whether the current gradient counts in its own radius."""
+        return self.include_current
+
+    def sizes(self, step: Any) -> tuple[Any, ...]:
+        """The two multiples at ``step``."""
+        return (at_step("Adaptive", self.mean, step), at_step("Adaptive", self.std, step))
+
+    def extent(self, xp: Any, sizes: tuple[Any, ...], mean: Any, std: Any) -> Any:
+        """a·|m| + b·s, but at least ``min_radius``."""
+        radius = sizes[0] * xp.abs(mean) + sizes[1] * std
+        return xp.clip(radius, self.min_radius, None) if self.min_radius > 0 else radius
+
+
+@dataclass(frozen=True)
+class Symmetric(_WithMoments):
+    """Clip each coordinate to m ± std·s: an interval around the running mean instead of around zero.
+
+    >>> Symmetric(std=3)
+    Symmetric(std=3, moments=Welford(), include_current=False)
+    """
+
+    std: Size
+    moments: Moments = Welford()
+    include_current: bool = False
+
+    def __post_init__(self) -> None:
+        _checks.size("Symmetric", "std", self.std)
+        self._check_moments("Symmetric", self.moments)
+
+    @property
+    def estimator(self) -> Moments:
+        """The moments the interval is taken from."""
+        return self.moments
+
+    @property
+    def counts_current(self) -> bool:
+        """Whether the current gradient counts in its own interval."""
+        return self.include_current
+
+    def sizes(self, step: Any) -> tuple[Any, ...]:
+        """The multiple at ``step``."""
+        return (at_step("Symmetric", self.std, step),)
+
+    def extent(self, xp: Any, sizes: tuple[Any, ...], mean: Any, std: Any) -> Any:
+        """b·s, half the interval."""
+        return sizes[0] * std
+
+    def project(self, xp: Any, total: Any, radius: Any, mean: Any) -> Any:
+        """``total`` held within radius of the running mean."""
+        return xp.clip(total, mean - radius, mean + radius)
+
+
+def check_region(region: object) -> Region:
+    """Return ``region`` if it is one; otherwise say which there are."""
+    if isinstance(region, Region):
+        return region
+    if isinstance(region, type) and issubclass(region, Region):
+        raise TypeError(f"{region.__name__} is the class: write {region.__name__}(...), for example Norm(1.0).")
+    if isinstance(region, (int, float)) and not isinstance(region, bool):
+        raise TypeError(f"A bare number does not say what to clip: write Norm({region!r}) or Component({region!r}).")
+    raise TypeError(f"Unknown region {region!r}. Use Component, Norm, Adaptive, Sign or Symmetric, e.g. Norm(1.0).")

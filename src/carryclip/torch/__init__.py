@@ -1,0 +1,21 @@
+"""U-Clip for PyTorch: one line beside any optimizer.
+
+>>> import torch
+>>> from carryclip import Norm
+>>> from carryclip.torch import UClip
+>>> model = torch.nn.Linear(4, 1)
+>>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+>>> clipper = UClip(optimizer, Norm(1.0))
+>>> model(torch.ones(8, 4)).sum().backward()
+>>> optimizer.step()
+>>> round(clipper.metrics()["update_norm"], 3)
+1.0
+"""
+
+from carryclip.torch._advice import Advice
+from carryclip.torch._clipper import UClip
+from carryclip.torch._engine import NonFiniteGradientError
+from carryclip.torch._factory import uclipped
+from carryclip.torch._watch import Metrics
+
+__all__ = ["Advice", "Metrics", "NonFiniteGradientError", "UClip", "uclipped"]

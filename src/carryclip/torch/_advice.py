@@ -1,0 +1,240 @@
+"""Observing without clipping, and turning what was seen into words and one line to paste."""
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from carryclip.carry import CarryPolicy, Gated
+from carryclip.diagnosis import LAST_STEP
+from carryclip.regions import Component, Norm
+from carryclip.torch._engine import Report
+from carryclip.torch._layout import Layout
+
+SAMPLED_COORDINATES = 16_384
+REMEMBERED_STEPS = 1_000
+LEAST_STEPS = 20
+QUANTILES = (0.5, 0.9, 0.99, 1.0)
+NEGLIGIBLE_BIAS = 0.01
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What observed gradients say about clipping. Printing it gives the words; ``line`` is what to paste.
+
+    Sizes are Euclidean norms of the whole gradient for a ``Norm`` and single coordinates otherwise.
+    """
+
+    steps: int
+    skipped: int
+    quantiles: dict[float, float]
+    """Of the gradient's size."""
+    mean_size: float
+    """Size of the mean gradient: what the radius must exceed for the carry to drain."""
+    radius: float | None
+    """Radius of the observed region, None if it is not a constant."""
+    clipped: float
+    """Share of steps (norm) or coordinates that it would clip."""
+    bias: float
+    """Plain clipping's bias at that radius, relative to the mean gradient."""
+    carry_ratio: float
+    """Largest carry, in radii, that the observed rule would have built up."""
+    suggested_radius: float | None
+    suggested_bias: float
+    """Plain clipping's bias at the suggested radius, relative to the mean gradient."""
+    line: str
+    reason: str
+
+    def __str__(self) -> str:
+        what = "gradient norm" if self.line.find("Norm(") >= 0 else "|gradient| per coordinate"
+        seen = ", ".join(f"{'max' if q == 1 else f'{q:.0%}'} {value:.3g}" for q, value in self.quantiles.items())
+        lines = [
+            f"Observed {self.steps} steps" + (f", {self.skipped} more were not finite." if self.skipped else "."),
+            f"  {what}: {seen}",
+            f"  mean gradient: {self.mean_size:.3g}; the carry drains only where the radius is above it",
+        ]
+        if self.radius is not None:
+            lines.append(
+                f"  at the observed radius {self.radius:.3g}: clips {self.clipped:.1%}; plain clipping would be off by "
+                f"{_percent(self.bias)} of the mean gradient; the carry reached {self.carry_ratio:.3g} radii"
+            )
+        else:
+            lines.append(f"  the observed region clips {self.clipped:.1%} of the coordinates; the carry reached {self.carry_ratio:.3g} radii")
+        if self.suggested_radius is not None:
+            lines.append(
+                f"  at the suggested radius {self.suggested_radius:.3g} plain clipping would be off by "
+                f"{_percent(self.suggested_bias)} of the mean gradient"
+            )
+        return "\n".join([*lines, f"Advice: {self.reason}", f"    {self.line}"])
+
+
+class Observer:
+    """Remembers, for the last steps, the metrics and a fixed sample of the gradient's coordinates."""
+
+    def __init__(self) -> None:
+        self._picks: list[Tensor] = []
+        self._coordinates = 0
+        self._samples: deque[Tensor] = deque(maxlen=REMEMBERED_STEPS)
+        self._metrics: deque[Tensor] = deque(maxlen=REMEMBERED_STEPS)
+        self._skips: deque[Tensor | None] = deque(maxlen=REMEMBERED_STEPS)
+
+    def record(self, layout: Layout, report: Report, grad_scale: Tensor | None) -> None:
+        """Take in one step; everything stays on the device."""
+        if report.metrics is None:
+            return
+        if len(self._picks) != len(layout.leaves):
+            self._choose(layout)
+        parts = []
+        for leaf, pick in zip(layout.leaves, self._picks, strict=True):
+            gradient = leaf.param.grad
+            if gradient is None:
+                parts.append(torch.zeros(pick.numel(), device=pick.device))
+                continue
+            gradient = gradient.to_dense() if gradient.is_sparse else gradient
+            gradient = torch.view_as_real(gradient) if gradient.is_complex() else gradient
+            parts.append(gradient.detach().reshape(-1)[pick].float())
+        device = report.metrics.device
+        sample = torch.cat([part.to(device, non_blocking=True) for part in parts])
+        self._samples.append(sample if grad_scale is None else sample / grad_scale)
+        self._metrics.append(report.metrics)
+        self._skips.append(report.skip)
+
+    def _choose(self, layout: Layout) -> None:
+        """Pick the coordinates to remember: all of a small model, else a fixed random sample."""
+        sizes = [leaf.param.numel() * (2 if leaf.param.is_complex() else 1) for leaf in layout.leaves]
+        self._coordinates = sum(sizes)
+        share = min(1.0, SAMPLED_COORDINATES / self._coordinates)
+        generator = torch.Generator().manual_seed(0)
+        self._picks = []
+        for leaf, size in zip(layout.leaves, sizes, strict=True):
+            count = size if share == 1.0 else math.ceil(size * share)
+            pick = torch.arange(size) if count == size else torch.randint(size, (count,), generator=generator)
+            self._picks.append(pick.to(leaf.param.device))
+        for memory in (self._samples, self._metrics, self._skips):
+            memory.clear()
+
+    def advise(self, layout: Layout, policy: CarryPolicy, latest: Any) -> Advice:
+        """Judge the remembered steps."""
+        skipped = [False if skip is None else bool(skip) for skip in self._skips]
+        good = [k for k, skip in enumerate(skipped) if not skip]
+        if len(good) < LEAST_STEPS:
+            raise RuntimeError(
+                f"advise() has seen {len(good)} usable steps and needs at least {LEAST_STEPS}; a few hundred are better. "
+                "Train on with the clipper attached, then ask again."
+            )
+        region = layout.rules[0].region
+        gradients = torch.stack([self._samples[k] for k in good]).double().cpu()
+        metrics = torch.stack([self._metrics[k] for k in good]).double().cpu()
+        norms = metrics[:, LAST_STEP.index("grad_norm")]
+        joint = isinstance(region, Norm)
+        view = _NormView(gradients, norms, self._coordinates) if joint else _CoordinateView(gradients)
+        quantiles = {q: view.size_quantile(q) for q in QUANTILES}
+        mean_size = view.mean_size()
+        constant = region.sizes(latest.step)[0] if isinstance(region, (Norm, Component)) else None
+        radius = float(constant) if isinstance(constant, (int, float)) else None
+        suggested = _two_digits_up(max(view.size_quantile(0.9 if joint else 0.99), 2 * mean_size))
+        carry_ratio = float(metrics[:, LAST_STEP.index("carry_ratio")].max())
+        suggested_bias = view.bias(suggested)
+        spikes = quantiles[1.0] / suggested
+        if not isinstance(region, (Norm, Component)):
+            call, reason = repr(region), "keep the adaptive region"
+            choice = ", carry=Gated()" if carry_ratio > Gated().cap else ""
+            reason += "; the carry grows large, so gate it." if choice else "; the full carry stays small."
+        else:
+            call = f"{type(region).__name__}({suggested:g}" + (f", over={region.over!r})" if joint and region.over != "all" else ")")
+            choice, reason = _choose_policy(radius, mean_size, suggested, suggested_bias, spikes)
+        return Advice(
+            steps=len(good),
+            skipped=len(skipped) - len(good),
+            quantiles=quantiles,
+            mean_size=mean_size,
+            radius=radius,
+            clipped=float(metrics[:, LAST_STEP.index("clipped_fraction")].mean()),
+            bias=view.bias(radius) if radius is not None else math.nan,
+            carry_ratio=carry_ratio,
+            suggested_radius=suggested if isinstance(region, (Norm, Component)) else None,
+            suggested_bias=suggested_bias,
+            line=f"clipper = UClip(optimizer, {call}{choice})",
+            reason=reason,
+        )
+
+
+def _choose_policy(radius: float | None, mean: float, suggested: float, bias: float, spikes: float) -> tuple[str, str]:
+    """(argument to paste, why)."""
+    low = ""
+    if radius is not None and radius < mean:
+        low = f"the observed radius {radius:.3g} is below the mean gradient, where the full carry winds up. "
+    if bias < NEGLIGIBLE_BIAS:
+        return ", carry=False", low + "at the suggested radius plain clipping has next to no bias, so the carry's memory buys nothing."
+    if spikes > Gated().cap:
+        return ", carry=Gated()", low + f"there are spikes of {spikes:.3g} radii; Gated bounds what is paid back for them."
+    if low or suggested <= 2 * mean:
+        return ", carry=Gated()", low + "the mean gradient is near the radius; Gated stops the carry where it could not drain."
+    return "", "the radius is well above the mean gradient, so the full carry drains and removes the bias."
+
+
+class _NormView:
+    """Gradient norms are known exactly; directions from the sampled coordinates."""
+
+    def __init__(self, gradients: Tensor, norms: Tensor, coordinates: int) -> None:
+        self.gradients = gradients
+        self.norms = norms
+        self.blow_up = coordinates / gradients.shape[1]
+
+    def size_quantile(self, q: float) -> float:
+        return float(torch.quantile(self.norms, q))
+
+    def mean_size(self) -> float:
+        return math.sqrt(max(0.0, _cross(self.gradients, self.gradients) * self.blow_up))
+
+    def bias(self, radius: float) -> float:
+        """Norm of E[g - clip(g)] relative to that of E[g]."""
+        cut = self.gradients * (1.0 - (radius / self.norms).clamp(max=1.0).nan_to_num(1.0)).unsqueeze(1)
+        return _relative(_cross(cut, cut), _cross(self.gradients, self.gradients))
+
+
+class _CoordinateView:
+    """Every coordinate by itself."""
+
+    def __init__(self, gradients: Tensor) -> None:
+        self.gradients = gradients
+
+    def size_quantile(self, q: float) -> float:
+        flat = self.gradients.abs().reshape(-1).sort().values
+        return float(flat[min(len(flat) - 1, int(q * len(flat)))])
+
+    def mean_size(self) -> float:
+        """99 % of the coordinates have a mean below this; the estimate's own noise is taken out."""
+        steps = self.gradients.shape[0]
+        mean, variance = self.gradients.mean(0), self.gradients.var(0)
+        signal = (mean.square() - variance / steps).clamp(min=0).sqrt().sort().values
+        return float(signal[min(len(signal) - 1, int(0.99 * len(signal)))])
+
+    def bias(self, radius: float) -> float:
+        cut = self.gradients - self.gradients.clamp(-radius, radius)
+        return _relative(_cross(cut, cut), _cross(self.gradients, self.gradients))
+
+
+def _cross(one: Tensor, other: Tensor) -> float:
+    """<E[one], E[other]> from disjoint halves of the steps, so that the noise of one does not enter as signal."""
+    return float(0.5 * (one[::2].mean(0) @ other[1::2].mean(0) + other[::2].mean(0) @ one[1::2].mean(0)))
+
+
+def _relative(part: float, whole: float) -> float:
+    if whole <= 0.0:
+        return 0.0 if part <= 0.0 else math.inf
+    return math.sqrt(max(0.0, part) / whole)
+
+
+def _two_digits_up(value: float) -> float:
+    if not 0.0 < value < math.inf:
+        return 1.0
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return float(f"{math.ceil(value / unit - 1e-9) * unit:.6g}")
+
+
+def _percent(share: float) -> str:
+    return "an unknown part (the mean gradient is lost in the noise)" if not share < math.inf else f"{share:.1%}"

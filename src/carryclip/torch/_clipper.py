@@ -1,0 +1,324 @@
+"""``UClip``: the clipper people attach to their optimizer."""
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from carryclip.algorithm import NonFinite
+from carryclip.carry import CarryPolicy, check_policy
+from carryclip.diagnosis import CarryClipWarning
+from carryclip.torch import _layout, _targets
+from carryclip.torch._advice import Advice, Observer
+from carryclip.torch._engine import Engine, Report
+from carryclip.torch._hooks import Hooks, widen
+from carryclip.torch._layout import Group, Layout, Leaf, RegionMap
+from carryclip.torch._state import PREFIX, REGION, STEPS, Ledger, OptimizerHome, OwnHome, params_of
+from carryclip.torch._watch import Metrics, Watch
+
+
+class UClip:
+    """Clip gradients inside ``optimizer.step()`` and carry over what was cut.
+
+    With ``nonfinite="skip"`` a bad batch changes neither carry nor moments: a fused optimizer truly skips the step; any
+    other receives a zero gradient, so its momentum and weight decay still act.
+
+    Args:
+        target: an optimizer; a list of optimizers, clipped as one at the first ``step()`` of each round; or parameters,
+            for the explicit form (call ``clip_()`` between ``backward()`` and ``step()``).
+        region: where updates must lie, e.g. ``Norm(1.0)``; or a mapping from param group (number or name) to region or
+            None. A param group may also hold its own under the key ``"uclip"``.
+        carry: True (the paper), False (plain clipping), ``Gated()``, ``Capped(radii)`` or ``Leaky(kappa)``.
+        nonfinite: ``"skip"``, ``"zero"`` (bad entries become 0), ``"raise"`` or ``"propagate"``.
+        metrics_every: measure every so many steps; 0 switches metrics and automatic warnings off.
+        observe: change nothing, only record what clipping would do; see ``advise()``.
+
+    >>> import torch
+    >>> from carryclip import Component
+    >>> weight = torch.nn.Parameter(torch.zeros(2))
+    >>> optimizer = torch.optim.SGD([weight], lr=1.0)
+    >>> clipper = UClip(optimizer, Component(1.0))
+    >>> weight.grad = torch.tensor([3.0, 0.5])
+    >>> optimizer.step()
+    >>> weight.data, clipper.carry(weight)
+    (tensor([-1.0000, -0.5000]), tensor([2., 0.]))
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        region: Any,
+        carry: CarryPolicy = True,
+        nonfinite: NonFinite = "skip",
+        *,
+        metrics_every: int = 10,
+        observe: bool = False,
+    ) -> None:
+        if isinstance(metrics_every, bool) or not isinstance(metrics_every, int) or metrics_every < 0:
+            raise ValueError(f"metrics_every must be a whole number of steps, or 0 for never; got {metrics_every!r}.")
+        self.regions = region if isinstance(region, RegionMap) else RegionMap(region)
+        self.carry_policy = check_policy(carry)
+        self.nonfinite: NonFinite = nonfinite
+        self.optimizers, self._own_groups = _targets.parse(target)
+        self._layout = _layout.build(self._groups, self.regions, carry, nonfinite)
+        self._signature = self._shape_of_groups()
+        if not observe:
+            _targets.claim(self, [leaf.param for leaf in self._layout.leaves])
+        keeps_own = observe or not self.optimizers
+        home = OwnHome() if keeps_own else OptimizerHome(self.optimizers)
+        self.ledger = Ledger(self._layout.leaves[0].param.device)
+        self._engine = Engine(home, self.ledger, 1 if observe else metrics_every, write=not observe)
+        self._watch = Watch(self.ledger, self.summary())
+        self._observer = Observer() if observe else None
+        self._hooks = Hooks(self, self.optimizers, observe=observe) if self.optimizers else None
+        if not keeps_own:
+            for optimizer in self.optimizers:
+                self._adopt_found(optimizer)
+            self._link()
+
+    # ------------------------------------------------------------------ use
+
+    def clip_(self) -> None:
+        """Clip the gradients in place (explicit form). Call it once per step, after ``backward()`` and any unscaling."""
+        if self.optimizers:
+            raise RuntimeError("This clipper is attached to its optimizer and clips inside step(); do not call clip_() as well.")
+        self.run(None, None)
+
+    def metrics(self) -> Metrics:
+        """Figures of the last measured step and running totals; reading waits for the device only when a number is used.
+
+        ``grad_norm sum_norm update_norm carry_norm radius_norm``: Euclidean norms of g, g + carry, u, the new carry and
+        the radius. ``clipped_fraction``: share of coordinates that clipping changed. ``carry_ratio``: largest |carry| in
+        radii. ``carry_feed``: how much of a radius the gradient adds in the carry's direction, in [-1, 1], averaged with
+        |carry| as weight; near 1 for long means wind-up. ``skipped_steps``, ``dropped_norm``: over the whole run.
+        """
+        return self._watch.metrics()
+
+    def carry(self, param: Tensor | str | int) -> Tensor:
+        """The carry of one parameter (or of its name or position); zeros before its first step and for ``carry=False``."""
+        leaf = self._find(param)
+        found = self._engine.home.entries(leaf.param).get(PREFIX + "carry")
+        return torch.zeros_like(leaf.param, requires_grad=False) if found is None else found
+
+    def nonfinite_parameters(self) -> dict[str, int]:
+        """Which parameters had non-finite gradients, and in how many steps; waits for the device."""
+        if self._engine.bad_steps is None:
+            return {}
+        counts = self._engine.bad_steps.tolist()
+        return {leaf.name: count for leaf, count in zip(self._layout.leaves, counts, strict=False) if count}
+
+    def advise(self) -> Advice:
+        """What the observed gradients say about clipping, and a line to paste; needs ``observe=True``."""
+        if self._observer is None:
+            raise RuntimeError("advise() needs observed steps: attach with UClip(optimizer, region, observe=True) and train on.")
+        return self._observer.advise(self._layout, self.carry_policy, self.metrics())
+
+    def remove(self) -> None:
+        """Take the hooks off. The carry stays in the optimizer's state, where attaching again finds it."""
+        if self._hooks is not None:
+            self._hooks.remove()
+        _targets.release(self, [leaf.param for leaf in self._layout.leaves])
+
+    # ------------------------------------------------------------------ checkpoints of the explicit form
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a resumed run needs (explicit form); with an optimizer, ``optimizer.state_dict()`` has it already."""
+        home = self._explicit_home("state_dict")
+        self.check()
+        groups: list[Group] = [{} for _ in self._layout.groups]
+        self.ledger.write(groups, self._layout, self._description())
+        state = {leaf.number: dict(home.entries(leaf.param)) for leaf in self._layout.leaves}
+        return {"groups": groups, "state": {number: entries for number, entries in state.items() if entries}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from ``state_dict()`` (explicit form)."""
+        home = self._explicit_home("load_state_dict")
+        groups, state = state_dict.get("groups"), state_dict.get("state")
+        if groups is None or state is None:
+            raise ValueError(f"Not a state of UClip: expected the keys 'groups' and 'state', found {sorted(state_dict)}.")
+        if len(groups) != len(self._layout.groups):
+            raise ValueError(f"The state has {len(groups)} groups of parameters, this clipper has {len(self._layout.groups)}.")
+        for number, entries in state.items():
+            leaf = self._layout.leaves[number] if number < len(self._layout.leaves) else None
+            found = entries.get(PREFIX + "carry")
+            if leaf is None or (found is not None and found.shape != leaf.param.shape):
+                where = f"parameter {number}" if leaf is None else leaf.name
+                raise ValueError(f"The state does not fit these parameters: {where} is missing or has another shape.")
+        home.state.clear()
+        for number, entries in state.items():
+            param = self._layout.leaves[number].param
+            home.entries(param).update({k: v.to(param.device, copy=True) for k, v in entries.items()})
+        self._compare_region(groups)
+        self.ledger.read(groups, self._layout)
+
+    def _explicit_home(self, method: str) -> OwnHome:
+        if self.optimizers or not isinstance(self._engine.home, OwnHome):
+            raise RuntimeError(f"The carry is part of the optimizer's state: use optimizer.{method}(...) instead.")
+        return self._engine.home
+
+    # ------------------------------------------------------------------ what the hooks call
+
+    def run(self, found_inf: Tensor | None, grad_scale: Tensor | None) -> Report:
+        """One step of the algorithm on the gradients as they are now."""
+        if self._shape_of_groups() != self._signature:
+            self._extend()
+        step = self.ledger.steps
+        report = self._engine.run(self._layout, found_inf, grad_scale)
+        if self.optimizers and self._observer is None:
+            for group in self._groups:
+                group[STEPS] = self.ledger.steps
+        if report.metrics is not None:
+            self._watch.record(report.metrics, report.skip, step)
+        if self._observer is not None:
+            self._observer.record(self._layout, report, grad_scale)
+        return report
+
+    def settle(self, optimizer: Optimizer) -> None:
+        """The optimizer has taken its step and its own state exists."""
+        if isinstance(self._engine.home, OptimizerHome):
+            self._engine.home.settle(optimizer)
+
+    def adopt(self, optimizer: Optimizer, *, marked: bool) -> None:
+        """The optimizer has loaded a checkpoint."""
+        home = self._engine.home
+        if isinstance(home, OptimizerHome):
+            home.forget(optimizer)
+        if marked:
+            self._adopt_found(optimizer)
+        else:
+            self.ledger.reset()
+            if any(optimizer.state.values()):
+                warnings.warn(
+                    f"{self.summary()}: the checkpoint was written without U-Clip, so the carry starts from zero.",
+                    CarryClipWarning,
+                    stacklevel=4,
+                )
+        self._link()
+
+    def check(self) -> None:
+        """Fetch the metrics, which warns if there is something to warn of."""
+        if self._watch.step >= 0 and self.ledger.steps:
+            vector = self._watch.vector()
+            if type(vector) is Tensor:
+                self._watch.check(vector.tolist())
+
+    # ------------------------------------------------------------------ inside
+
+    @property
+    def _groups(self) -> list[Group]:
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups] or self._own_groups
+
+    def _shape_of_groups(self) -> tuple[tuple[int, int], ...]:
+        return tuple((id(group["params"]), len(group["params"])) for group in self._groups)
+
+    def _extend(self) -> None:
+        """Parameter groups were added."""
+        self._layout = _layout.build(self._groups, self.regions, self.carry_policy, self.nonfinite)
+        self._signature = self._shape_of_groups()
+        if self._observer is None:
+            _targets.claim(self, [leaf.param for leaf in self._layout.leaves])
+            if self.optimizers:
+                self._link()
+
+    def _link(self) -> None:
+        """Share the scalars with the param groups, so that they are saved."""
+        for number, rule in enumerate(self._layout.rules):
+            if rule.gates_scopes:
+                self.ledger.feed(self._layout, number, self._feed_type(number))
+        self.ledger.write(self._groups, self._layout, self._description())
+
+    def _feed_type(self, rule: int) -> torch.dtype:
+        wide = any(leaf.param.dtype in (torch.float64, torch.complex128) for leaf in self._layout.leaves if leaf.rule == rule)
+        return torch.float64 if wide else torch.float32
+
+    def _adopt_found(self, optimizer: Optimizer) -> None:
+        """Go on with entries of an earlier clipper found in the optimizer's state."""
+        cast = widen(optimizer)
+        if cast:
+            warnings.warn(
+                f"{self.summary()}: {', '.join(cast)} had been cast to the parameters' type by a load without U-Clip, and lost "
+                "precision. Attach UClip before optimizer.load_state_dict().",
+                CarryClipWarning,
+                stacklevel=4,
+            )
+        self._compare_region(optimizer.param_groups)
+        if any(STEPS in group for group in optimizer.param_groups):
+            self.ledger.read(self._groups, self._layout)
+
+    def _compare_region(self, groups: list[Group]) -> None:
+        saved = next((group[REGION] for group in groups if REGION in group), None)
+        if saved is not None and saved != self._description():
+            warnings.warn(
+                f"The checkpoint was written with {saved}, but this run clips with {self._description()}. The carry is "
+                "taken over as it is.",
+                CarryClipWarning,
+                stacklevel=5,
+            )
+
+    def _description(self) -> str:
+        return f"{self.regions!r}, carry={self.carry_policy!r}"
+
+    def _find(self, param: Tensor | str | int) -> Leaf:
+        leaves = self._layout.leaves
+        if isinstance(param, int) and -len(leaves) <= param < len(leaves):
+            return leaves[param]
+        for leaf in leaves:
+            if leaf.param is param or leaf.name == param if isinstance(param, (Tensor, str)) else False:
+                return leaf
+        shown = f"a tensor of shape {tuple(param.shape)}" if isinstance(param, Tensor) else repr(param)
+        raise KeyError(f"{shown} is not among the {len(leaves)} parameters that {self.summary()} clips.")
+
+    def summary(self) -> str:
+        """One line: what is clipped, and to what."""
+        names = " + ".join(type(optimizer).__name__ for optimizer in self.optimizers) or "parameters"
+        return f"UClip({names}, {self._description()})"
+
+    def __repr__(self) -> str:
+        leaves = self._layout.leaves
+        size = sum(leaf.param.numel() for leaf in leaves)
+        alone = sum(place is None for place in self._layout.groups)
+        verb = "watches (observe=True, changes nothing)" if self._observer is not None else "clips"
+        carry = {True: "what is cut is carried to the next step", False: "what is cut is lost (plain clipping)"}
+        kept = carry[self.carry_policy] if isinstance(self.carry_policy, bool) else f"what is cut is kept under {self.carry_policy!r}"
+        skips = all(getattr(o, "_step_supports_amp_scaling", False) for o in self.optimizers) and self.optimizers
+        bad = {
+            "skip": "skips the step" if skips else "gives the optimizer a zero gradient and keeps the carry",
+            "zero": "has its bad entries set to 0",
+            "raise": "raises an error",
+            "propagate": "goes through, and spoils the carry",
+        }[self.nonfinite]
+        lines = [
+            self.summary(),
+            f"  {verb} {len(leaves)} parameters ({size:,} numbers) in {len(self._layout.groups) - alone} groups"
+            + (f", leaves {alone} alone" if alone else "")
+            + ("" if self.optimizers else "; explicit form, call clip_() before each step"),
+            f"  {kept}; a non-finite gradient {bad}",
+        ]
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        options = {
+            "carry": self.carry_policy,
+            "nonfinite": self.nonfinite,
+            "metrics_every": self._engine.metrics_every,
+            "observe": self._observer is not None,
+        }
+        if self.optimizers:
+            return _attach_again, (self.optimizers, self.regions, options)
+        return _make_explicit, (self._own_groups, self.regions, options, self.state_dict())
+
+
+def _attach_again(optimizers: list[Optimizer], regions: RegionMap, options: dict[str, Any]) -> UClip:
+    """Attach to copied optimizers, unless they came with their clipper (``uclipped``)."""
+    own = getattr(optimizers[0], "uclip", None)
+    if isinstance(own, UClip) and own.optimizers == optimizers:
+        return own
+    return UClip(optimizers, regions, **options)
+
+
+def _make_explicit(groups: list[Group], regions: RegionMap, options: dict[str, Any], state: dict[str, Any]) -> UClip:
+    clipper = UClip(groups, regions, **options)
+    clipper.load_state_dict(state)
+    return clipper

@@ -1,0 +1,355 @@
+"""One step over all parameters: gradient -> measure -> decide -> apply -> update and state.
+
+Nothing here reads a value back from the device, except under ``nonfinite="raise"``.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from carryclip.algorithm import Buffers, Rule, Sums, Verdict, apply, decide, measure
+from carryclip.diagnosis import Diagnosis, last_step, of_scopes
+from carryclip.regions import of_parameter
+from carryclip.torch._layout import Layout, Leaf
+from carryclip.torch._namespace import xp
+from carryclip.torch._state import Ledger, OptimizerHome, OwnHome, buffers_of, wide
+
+
+class NonFiniteGradientError(FloatingPointError):
+    """A gradient was not finite under ``nonfinite="raise"``; nothing has been changed."""
+
+
+def writable(param: Tensor) -> Tensor:
+    """The parameter's dense gradient; an expanded one shares memory between its entries and is cloned first."""
+    gradient = param.grad
+    assert gradient is not None
+    if any(stride == 0 and size > 1 for stride, size in zip(gradient.stride(), gradient.shape, strict=True)):
+        gradient = param.grad = gradient.clone(memory_format=torch.contiguous_format)
+    return gradient
+
+
+class Job(NamedTuple):
+    """One parameter at one step, as plain real arrays: all of it, or the rows of a sparse gradient."""
+
+    leaf: Leaf
+    rule: Rule
+    gradient: Tensor
+    buffers: Buffers
+    dtype: torch.dtype
+    rows: tuple[Tensor, ...] | None
+    stored: Buffers
+
+
+class Report(NamedTuple):
+    """What a step tells the outside: whether it was skipped (None: it cannot be) and the metrics if measured."""
+
+    skip: Tensor | None
+    metrics: Tensor | None
+
+
+class Engine:
+    """Runs the algorithm over a layout, with buffers from a home and scalars from a ledger."""
+
+    def __init__(self, home: OwnHome | OptimizerHome, ledger: Ledger, metrics_every: int, *, write: bool = True) -> None:
+        self.home = home
+        self.ledger = ledger
+        self.metrics_every = metrics_every
+        self.write = write
+        self.bad_steps: Tensor | None = None
+        """How often each clipped parameter was not finite."""
+        self._scale: Tensor | None = None
+
+    @torch.no_grad()
+    def run(self, layout: Layout, found_inf: Tensor | None = None, grad_scale: Tensor | None = None) -> Report:
+        """Clip the gradients of all parameters that have one.
+
+        ``found_inf`` is a verdict from outside; ``grad_scale`` a loss scale still in the gradients, when only observing.
+        """
+        self._scale = grad_scale
+        jobs = [self._open(layout, leaf) for leaf in layout.leaves if leaf.param.grad is not None]
+        jobs = [job for job in jobs if job.gradient.numel()]
+        step = self.ledger.steps
+        self.ledger.steps += 1
+        if not jobs:
+            return Report(None, None)
+        device = self.ledger.skipped.device
+        inspect = self.metrics_every > 0 and step % self.metrics_every == 0
+        sums = [measure(xp, job.rule, job.gradient, job.buffers.carry, job.dtype) for job in jobs]
+        totals = {
+            number: self._totals([(j, s) for j, s in zip(jobs, sums, strict=True) if j.leaf.rule == number], device)
+            for number, rule in enumerate(layout.rules)
+            if rule.region.joint and any(job.leaf.rule == number for job in jobs)
+        }
+        skip = self._skip(layout, jobs, sums, totals, found_inf, step, device)
+        sizes = [rule.region.sizes(step) for rule in layout.rules]
+        verdicts = {number: self._decide(layout, number, part, sizes[number][0], skip) for number, part in totals.items()}
+        dropped, diagnoses = [], []
+        for job in jobs:
+            own = job.leaf.rule
+            outcome = apply(
+                xp,
+                job.rule,
+                job.gradient,
+                job.buffers,
+                self._sizes_of(job, sizes[own]),
+                verdicts[own].of(job) if own in verdicts else None,
+                None if skip is None else skip.to(job.gradient.device, non_blocking=True),
+                job.dtype,
+                tally=self.metrics_every > 0,
+                inspect=inspect,
+            )
+            self._close(job, outcome.update, outcome.buffers)
+            if outcome.dropped_sq is not None:
+                dropped.append(outcome.dropped_sq.to(device, torch.float32, non_blocking=True))
+            diagnoses.append(outcome.diagnosis)
+        self._account(skip, dropped, verdicts)
+        metrics = self._metrics(layout, jobs, diagnoses, verdicts, sizes, device) if inspect else None
+        return Report(skip, metrics)
+
+    # ------------------------------------------------------------------ one parameter
+
+    def _open(self, layout: Layout, leaf: Leaf) -> Job:
+        """See a parameter's gradient and buffers as plain arrays."""
+        param, rule = leaf.param, layout.rules[leaf.rule]
+        gradient = param.grad
+        assert gradient is not None
+        dtype = wide(gradient.dtype)
+        entries = self.home.entries(param)
+        if gradient.is_sparse:
+            return self._open_sparse(leaf, rule, gradient, entries, dtype)
+        if gradient.layout != torch.strided:
+            raise TypeError(f"The gradient of {leaf.name} has layout {gradient.layout}; only dense and COO gradients can be clipped.")
+        if self.write:
+            gradient = writable(param)
+        elif self._scale is not None:
+            gradient = gradient / self._scale
+        buffers = buffers_of(entries, rule.buffers, param, dtype)
+        if gradient.is_complex():
+            gradient = torch.view_as_real(gradient)
+        return Job(leaf, rule, gradient, buffers, dtype, None, buffers)
+
+    def _open_sparse(self, leaf: Leaf, rule: Rule, gradient: Tensor, entries: dict[str, Any], dtype: torch.dtype) -> Job:
+        """Only the rows present take part; the others keep their carry."""
+        if rule.region.estimator is not None or rule.gates_coordinates:
+            kind = "moments" if rule.region.estimator is not None else "a feed average per coordinate (Gated)"
+            raise TypeError(
+                f"The gradient of {leaf.name} is sparse, and {rule.region!r} keeps {kind}, which rows that come and go "
+                "would spoil. Use Component, Norm or Sign (with a carry other than Gated), or sparse=False."
+            )
+        gradient = gradient.coalesce()
+        rows = tuple(gradient.indices())
+        stored = buffers_of(entries, rule.buffers, leaf.param, dtype)
+        values = gradient.values()
+        if values.is_complex():
+            values = torch.view_as_real(values)
+        if self.write:
+            leaf.param.grad = gradient
+        elif self._scale is not None:
+            values = values / self._scale
+        carry = None if stored.carry is None else stored.carry[rows]
+        return Job(leaf, rule, values, stored._replace(carry=carry), dtype, rows, stored)
+
+    def _close(self, job: Job, update: Tensor, buffers: Buffers) -> None:
+        """Write the update and the buffers back in place."""
+        if self.write:
+            job.gradient.copy_(update)
+        for stored, new in zip(job.stored, buffers, strict=True):
+            if new is None:
+                continue
+            if job.rows is None:
+                stored.copy_(new)
+            else:
+                stored.index_put_(job.rows, new)
+
+    def _sizes_of(self, job: Job, sizes: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The region's numbers for one parameter, per-parameter ones picked and fitted to its shape."""
+        owner = type(job.rule.region).__name__
+        param, picked = job.leaf.param, []
+        for size in sizes:
+            key = job.leaf.name if isinstance(size, Mapping) and job.leaf.name in size else param
+            size = of_parameter(owner, size, key, job.leaf.index)
+            if not isinstance(size, (int, float)):
+                size = torch.as_tensor(size, device=param.device)
+                size = size if size.is_floating_point() else size.to(job.dtype)
+                if job.rule.region.joint and size.numel() != 1:
+                    raise ValueError(f"{owner}: the radius must be one number, got shape {tuple(size.shape)}.")
+                if size.dim():
+                    size = self._fitted(job, owner, size)
+            picked.append(size)
+        return tuple(picked)
+
+    @staticmethod
+    def _fitted(job: Job, owner: str, size: Tensor) -> Tensor:
+        shape = job.leaf.param.shape
+        try:
+            size = size.expand(shape)
+        except RuntimeError:
+            raise ValueError(
+                f"{owner}: the radius for {job.leaf.name} has shape {tuple(size.shape)}, which does not fit the "
+                f"parameter's {tuple(shape)}."
+            ) from None
+        size = size[job.rows] if job.rows is not None else size
+        return size.unsqueeze(-1) if job.leaf.param.is_complex() else size
+
+    # ------------------------------------------------------------------ the whole vector
+
+    def _totals(self, members: list[tuple[Job, Sums]], device: torch.device) -> "_Totals":
+        """Add up the sums of a ``Norm``'s arrays within each scope that takes part."""
+        present = list(dict.fromkeys(job.leaf.scope for job, _ in members))
+        place = {scope: k for k, scope in enumerate(present)}
+        where = [place[job.leaf.scope] for job, _ in members]
+        dtype = torch.float64 if any(job.dtype == torch.float64 for job, _ in members) else torch.float32
+
+        def total(name: str) -> Tensor | None:
+            column = [getattr(sums, name) for _, sums in members]
+            return None if column[0] is None else _by_scope(column, where, len(present), device, dtype)
+
+        return _Totals(Sums(None, total("total_sq"), total("carry_sq"), total("dot")), present, place, dtype)
+
+    def _skip(
+        self,
+        layout: Layout,
+        jobs: list[Job],
+        sums: list[Sums],
+        totals: dict[int, "_Totals"],
+        found_inf: Tensor | None,
+        step: int,
+        device: torch.device,
+    ) -> Tensor | None:
+        """Whether this step must not count, as a boolean on the device; None if nothing can stop it."""
+        outside = None if found_inf is None else (found_inf.to(device, non_blocking=True) > 0).reshape(())
+        judged = [(job, s.bad) for job, s in zip(jobs, sums, strict=True) if s.bad is not None and job.rule.can_reject]
+        if not judged:
+            return outside
+        flags = torch.stack([bad.to(device, non_blocking=True) for _, bad in judged])
+        self._remember_bad(layout, [job.leaf.number for job, _ in judged], flags)
+        bad = torch.any(flags)
+        for number, part in totals.items():
+            if layout.rules[number].can_reject:
+                bad = bad | ~torch.all(torch.isfinite(part.sums.total_sq))
+        if layout.rules[0].nonfinite == "raise":
+            guilty = bad if outside is None else bad & ~outside
+            if bool(guilty):
+                self.ledger.steps = step
+                names = [job.leaf.name for (job, _), flag in zip(judged, flags.tolist(), strict=True) if flag]
+                culprit = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+                raise NonFiniteGradientError(
+                    f"Step {step}: the gradient of {culprit or 'the whole vector (its norm overflows)'} is not finite. "
+                    "Carry, moments and parameters are unchanged. Skip the batch (optimizer.zero_grad()), or attach "
+                    'U-Clip with nonfinite="skip".'
+                )
+        return bad if outside is None else bad | outside
+
+    def _remember_bad(self, layout: Layout, numbers: list[int], flags: Tensor) -> None:
+        """Count, per parameter, the steps in which it was not finite."""
+        if self.bad_steps is None or self.bad_steps.numel() < len(layout.leaves):
+            grown = torch.zeros(len(layout.leaves), dtype=torch.int64, device=flags.device)
+            if self.bad_steps is not None:
+                grown[: self.bad_steps.numel()] = self.bad_steps
+            self.bad_steps = grown
+        if len(numbers) == len(layout.leaves):
+            self.bad_steps += flags
+        else:
+            self.bad_steps.index_add_(0, torch.tensor(numbers, device=flags.device), flags.long())
+
+    def _decide(self, layout: Layout, number: int, part: "_Totals", radius: Any, skip: Tensor | None) -> "_Verdicts":
+        """Scalars per scope, and the gate's memory moved on in place."""
+        rule = layout.rules[number]
+        feed = memory = present = None
+        if rule.gates_scopes:
+            memory = self.ledger.feed(layout, number, part.dtype)
+            feed = memory
+            if len(part.present) < layout.scopes[number]:
+                present = torch.tensor(part.present, device=memory.count.device)
+                feed = type(memory)(memory.average[present], memory.count[present])
+        verdict, moved = decide(xp, rule, part.sums, radius, feed, skip)
+        if memory is not None and moved is not None:
+            for stored, new in zip(memory, moved, strict=True):
+                stored.copy_(new) if present is None else stored.index_copy_(0, present, new.to(stored.dtype))
+        return _Verdicts(verdict, part)
+
+    def _account(self, skip: Tensor | None, dropped: list[Tensor], verdicts: dict[int, "_Verdicts"]) -> None:
+        """Move the running totals on."""
+        ledger = self.ledger
+        if skip is not None:
+            ledger.skipped += skip
+            ledger.streak.copy_(torch.where(skip, ledger.streak + 1, 0))
+        squares = dropped + [v.verdict.dropped.square().sum().float() for v in verdicts.values() if v.verdict.dropped is not None]
+        if squares and self.metrics_every > 0:
+            amount = torch.stack(squares).sum().sqrt()
+            ledger.dropped += amount if skip is None else torch.where(skip, 0.0, amount)
+
+    def _metrics(
+        self,
+        layout: Layout,
+        jobs: list[Job],
+        diagnoses: list[Any],
+        verdicts: dict[int, "_Verdicts"],
+        sizes: list[tuple[Any, ...]],
+        device: torch.device,
+    ) -> Tensor:
+        """The metrics of this step as one small vector."""
+        dtype = torch.float64 if any(job.dtype == torch.float64 for job in jobs) else torch.float32
+        parts = []
+        for number in range(len(layout.rules)):
+            members = [(job, d) for job, d in zip(jobs, diagnoses, strict=True) if job.leaf.rule == number]
+            if not members:
+                continue
+            joint = verdicts.get(number)
+            where = [joint.part.place[job.leaf.scope] if joint else 0 for job, _ in members]
+            width = len(joint.part.present) if joint else 1
+            columns = [[d[k] for _, d in members] for k in range(len(Diagnosis._fields))]
+            summed = [_by_scope(column, where, width, device, dtype) for column in columns[:-1]]
+            worst = torch.stack([_scalar(r, device, dtype) for r in columns[-1]]).amax().reshape(1)
+            part = Diagnosis(*summed, worst)
+            if joint:
+                part = of_scopes(xp, part, sizes[number][0], joint.verdict.clipped)
+            parts.append(part)
+        totals = [torch.cat([getattr(part, name) for part in parts]) for name in Diagnosis._fields]
+        overall = Diagnosis(*(column.sum() for column in totals[:-1]), totals[-1].amax())
+        return torch.stack(last_step(xp, overall))
+
+
+class _Totals(NamedTuple):
+    """Sums per scope of one rule, and which scopes they are."""
+
+    sums: Sums
+    present: list[int]
+    place: dict[int, int]
+    dtype: torch.dtype
+
+
+class _Verdicts:
+    """A rule's verdict, handed out scope by scope."""
+
+    def __init__(self, verdict: Verdict, part: _Totals) -> None:
+        self.verdict = verdict
+        self.part = part
+        self._scale = verdict.scale.unbind()
+        self._keep = verdict.keep.unbind() if isinstance(verdict.keep, Tensor) else None
+
+    def of(self, job: Job) -> Verdict:
+        """The scalars for one parameter, on its device and in its precision."""
+        k = self.part.place[job.leaf.scope]
+        place = {"device": job.gradient.device, "dtype": job.dtype, "non_blocking": True}
+        keep = self.verdict.keep if self._keep is None else self._keep[k].to(**place)
+        return Verdict(scale=self._scale[k].to(**place), keep=keep)
+
+
+def _scalar(value: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """A number or a tensor of one element as a scalar on ``device``, without a copy from the host."""
+    if isinstance(value, Tensor):
+        return value.to(device, dtype, non_blocking=True)
+    return torch.full((), value, device=device, dtype=dtype)
+
+
+def _by_scope(column: list[Any], where: list[int], width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Add up scalars that belong to the same scope."""
+    stacked = torch.stack([_scalar(value, device, dtype) for value in column])
+    if width == 1:
+        return stacked.sum().reshape(1)
+    if width == len(column):
+        return stacked
+    return torch.zeros(width, device=device, dtype=dtype).index_add_(0, torch.tensor(where, device=device), stacked)

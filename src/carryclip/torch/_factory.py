@@ -1,0 +1,66 @@
+"""``uclipped``: an optimizer class that clips by itself, and still does after deepcopy, pickle and ZeRO."""
+
+from typing import Any
+
+from torch.optim import Optimizer
+
+from carryclip.torch._clipper import UClip
+from carryclip.torch._layout import RegionMap
+
+
+def uclipped(optimizer_class: type[Optimizer], region: Any, **options: Any) -> type[Any]:
+    """A subclass of ``optimizer_class`` whose instances come with ``UClip`` attached.
+
+    Wherever a class is wanted instead of an instance, or the optimizer is copied or pickled, this keeps the clipping.
+    The clipper is the instance's attribute ``uclip``.
+
+    Args:
+        optimizer_class: any ``torch.optim.Optimizer`` class.
+        region: as for ``UClip``.
+        **options: as for ``UClip``: ``carry``, ``nonfinite``, ``metrics_every``.
+
+    >>> import torch, copy
+    >>> from carryclip import Norm
+    >>> weight = torch.nn.Parameter(torch.zeros(2))
+    >>> opt = uclipped(torch.optim.SGD, Norm(1.0))([weight], lr=1.0)
+    >>> weight.grad = torch.tensor([3.0, 4.0])
+    >>> opt.step(); weight.data
+    tensor([-0.6000, -0.8000])
+    >>> copy.deepcopy(opt).uclip.carry(0)
+    tensor([2.4000, 3.2000])
+    """
+    if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, Optimizer)):
+        hint = " It is an instance: write UClip(optimizer, region)." if isinstance(optimizer_class, Optimizer) else ""
+        raise TypeError(f"uclipped needs an optimizer class such as torch.optim.AdamW, got {optimizer_class!r}.{hint}")
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        optimizer_class.__init__(self, *args, **kwargs)
+        self.uclip = UClip(self, region, **options)
+
+    def __reduce__(self: Any) -> tuple[Any, ...]:
+        return _rebuild, (optimizer_class, region, options), (self.__getstate__(), self.uclip.regions.own)
+
+    def __setstate__(self: Any, state: Any) -> None:
+        if isinstance(state, dict):  # what Optimizer.load_state_dict passes
+            optimizer_class.__setstate__(self, state)
+            return
+        own_state, group_regions = state
+        optimizer_class.__setstate__(self, own_state)
+        self.uclip = UClip(self, RegionMap(region, group_regions), **options)
+
+    return type(
+        f"UClipped{optimizer_class.__name__}",
+        (optimizer_class,),
+        {
+            "__init__": __init__,
+            "__reduce__": __reduce__,
+            "__setstate__": __setstate__,
+            "__doc__": f"{optimizer_class.__name__} that clips with {region!r}.",
+            "__module__": __name__,
+        },
+    )
+
+
+def _rebuild(optimizer_class: type[Optimizer], region: Any, options: dict[str, Any]) -> Any:
+    cls = uclipped(optimizer_class, region, **options)
+    return cls.__new__(cls)

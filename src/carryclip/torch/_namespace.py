@@ -1,0 +1,28 @@
+"""PyTorch under the names the algorithm uses."""
+
+from typing import Any
+
+import torch
+
+
+class TorchNamespace:
+    """The array functions ``carryclip.algorithm`` needs; everything stays on the tensors' device."""
+
+    where = staticmethod(torch.where)
+    clip = staticmethod(torch.clip)
+    abs = staticmethod(torch.abs)
+    sign = staticmethod(torch.sign)
+    sqrt = staticmethod(torch.sqrt)
+    sum = staticmethod(torch.sum)
+    max = staticmethod(torch.amax)
+    all = staticmethod(torch.all)
+    isfinite = staticmethod(torch.isfinite)
+    finfo = staticmethod(torch.finfo)
+
+    @staticmethod
+    def astype(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """``values`` in ``dtype``; the same tensor if it has it already."""
+        return values.to(dtype)
+
+
+xp: Any = TorchNamespace

@@ -1,0 +1,98 @@
+"""What a clipper can be given, what it is already given to, and errors that say how to fix the rest."""
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from carryclip.torch._layout import Group
+
+_INNER = ("optimizer", "original_optimizer", "optim", "inner_optimizer", "base_optimizer")
+
+_owners: Any = WeakTensorKeyDictionary()
+"""Which clipper works on a parameter, so that no gradient is clipped twice."""
+
+
+def parse(target: Any) -> tuple[list[Optimizer], list[Group]]:
+    """(optimizers, []) or ([], groups of parameters), or an error that says what to pass."""
+    if isinstance(target, torch.nn.Module):
+        raise TypeError("UClip needs an optimizer or parameters, not a module: pass the optimizer, or model.parameters().")
+    if isinstance(target, Optimizer) or hasattr(target, "param_groups"):
+        return [_hookable(target)], []
+    if isinstance(target, Tensor):
+        target = [target]
+    if not isinstance(target, Iterable):
+        raise TypeError(f"UClip needs an optimizer, a list of optimizers, or parameters; got {type(target).__name__}.")
+    items = list(target)
+    if not items:
+        raise ValueError("UClip got an empty list: there are no parameters to clip. (A generator may be used up already.)")
+    if all(isinstance(item, Optimizer) or hasattr(item, "param_groups") for item in items):
+        return [_hookable(item) for item in items], []
+    return [], _groups(items)
+
+
+def _hookable(optimizer: Any) -> Optimizer:
+    name = type(optimizer).__name__
+    if not (isinstance(optimizer, Optimizer) and hasattr(optimizer, "_optimizer_step_pre_hooks")):
+        for attribute in _INNER:
+            if isinstance(getattr(optimizer, attribute, None), Optimizer):
+                raise TypeError(
+                    f"{name} is a wrapper without step hooks. Attach to the optimizer inside it: "
+                    f"UClip(wrapped.{attribute}, ...) (a {type(getattr(optimizer, attribute)).__name__}), best before wrapping."
+                )
+        raise TypeError(
+            f"{name} has no step hooks, so U-Clip cannot see its steps. Attach to the torch.optim.Optimizer inside it, or "
+            "use the explicit form: clipper = UClip(params, region), then clipper.clip_() before each step."
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TypeError(
+            "LBFGS evaluates the gradient many times per step and needs consistent values: clipping with a carry would break "
+            "its line search. Use a first-order optimizer such as SGD or AdamW with U-Clip."
+        )
+    return optimizer
+
+
+def _groups(items: list[Any]) -> list[Group]:
+    """Parameters, (name, parameter) pairs or param-group dicts as groups."""
+    if all(isinstance(item, dict) for item in items):
+        groups = []
+        for item in items:
+            if "params" not in item:
+                raise TypeError(f"A group of parameters needs the key 'params'; got the keys {list(item)}.")
+            params = item["params"]
+            (inner,) = _groups([params] if isinstance(params, Tensor) else list(params))
+            groups.append({**item, **inner})
+        return groups
+    names = [item[0] for item in items if isinstance(item, tuple) and len(item) == 2]
+    params = [item[1] for item in items if isinstance(item, tuple) and len(item) == 2] if names else items
+    if len(params) != len(items) or not all(isinstance(param, Tensor) for param in params):
+        odd = next(type(p).__name__ for p in items if not isinstance(p, Tensor))
+        raise TypeError(f"UClip needs an optimizer, a list of optimizers, or parameters; the list holds a {odd}.")
+    return [{"params": params, "param_names": names} if names else {"params": params}]
+
+
+def claim(clipper: Any, params: Iterable[Tensor]) -> None:
+    """Note that ``clipper`` works on ``params``; refuse if another one does."""
+    params = list(params)
+    for param in params:
+        reference = _owners.get(param)
+        owner = reference() if reference is not None else None
+        if owner is not None and owner is not clipper:
+            raise RuntimeError(
+                f"These parameters are clipped already, by {owner.summary()}. Clipping twice would bias what the carry "
+                "keeps: call .remove() on that clipper first, or use only one of the two."
+            )
+    for param in params:
+        _owners[param] = weakref.ref(clipper)
+
+
+def release(clipper: Any, params: Iterable[Tensor]) -> None:
+    """Undo ``claim``."""
+    for param in params:
+        reference = _owners.get(param)
+        if reference is not None and reference() is clipper:
+            del _owners[param]

@@ -1,0 +1,149 @@
+"""Metrics to read without waiting, and warnings that name a remedy.
+
+The step leaves one small vector on the device. It is brought to the host only when a number is asked for, or by a copy
+that runs beside the training and is looked at when it has arrived.
+"""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from carryclip.diagnosis import LAST_STEP, RUNNING, CarryClipWarning
+from carryclip.torch._state import Ledger
+
+COPY_EVERY = 10
+"""Measured steps between two copies to the host."""
+FEED_MEMORY = 0.9
+"""Decay, per measured step, of the feed average behind the wind-up warning."""
+WINDUP_FEED, WINDUP_RADII, WINDUP_SAMPLES = 0.5, 10.0, 5
+UNDRAINABLE_RADII = 1e6
+SKIPS_IN_A_ROW = 10
+
+
+class Metrics(Mapping[str, float]):
+    """The metrics of the last measured step and the running ones, as a read-only mapping of floats.
+
+    The numbers are fetched from the device together, when the first of them is used.
+    """
+
+    def __init__(self, vector: Tensor, step: int, watch: "Watch | None" = None) -> None:
+        self._vector = vector
+        self._watch = watch
+        self._values: dict[str, float] | None = None
+        self.step = step
+        """Number of the measured step, counted from 0; -1 if none was measured yet."""
+
+    def _fetched(self) -> dict[str, float]:
+        if self._values is None:
+            values = self._vector.tolist()
+            self._values = dict(zip(LAST_STEP + RUNNING, values, strict=False))
+            if self._watch is not None:
+                self._watch.check(values)
+        return self._values
+
+    def __getitem__(self, name: str) -> float:
+        return self._fetched()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(LAST_STEP + RUNNING)
+
+    def __len__(self) -> int:
+        return len(LAST_STEP + RUNNING)
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{name}={value:.4g}" for name, value in self.items())
+        return f"Metrics(step={self.step}, {inside})"
+
+
+class Watch:
+    """Keeps the last measured vector, and warns once of each danger."""
+
+    def __init__(self, ledger: Ledger, where: str) -> None:
+        self.ledger = ledger
+        self.where = where
+        self.warned: set[str] = set()
+        self.step = -1
+        self._last: Tensor | None = None
+        self._feed: Tensor | None = None
+        self._measured = 0
+        self._mail: tuple[Tensor, Any] | None = None
+
+    def record(self, vector: Tensor, skip: Tensor | None, step: int) -> None:
+        """Take in a measured step; a skipped one leaves the figures of the one before."""
+        feed = vector[LAST_STEP.index("carry_feed")]
+        if self._last is not None and self._feed is not None:
+            moved = FEED_MEMORY * self._feed + (1.0 - FEED_MEMORY) * feed
+            self._feed = moved if skip is None else torch.where(skip, self._feed, moved)
+            self._last = vector if skip is None else torch.where(skip, self._last, vector)
+        else:
+            self._last = vector if skip is None else torch.where(skip, 0.0, vector)
+            self._feed = (1.0 - FEED_MEMORY) * self._last[LAST_STEP.index("carry_feed")]
+        self.step = step
+        self._measured += 1
+        self._collect()
+
+    def vector(self) -> Tensor:
+        """Metrics, then the figures only the warnings use; a new tensor on the device."""
+        ledger = self.ledger
+        last = self._last
+        if last is None:
+            last = torch.zeros(len(LAST_STEP), device=ledger.skipped.device)
+        feed = last.new_zeros(()) if self._feed is None else self._feed
+        extra = [ledger.skipped, ledger.dropped, ledger.streak, feed / max(1.0 - FEED_MEMORY**self._measured, 1e-9)]
+        return torch.cat([last, torch.stack([x.to(last.dtype) for x in extra])])
+
+    def metrics(self) -> Metrics:
+        """A snapshot; it waits for the device only when a number is used."""
+        return Metrics(self.vector(), self.step, self)
+
+    def _collect(self) -> None:
+        """Look at the copy sent last if it is here, and send another now and then."""
+        if self._mail is not None and (self._mail[1] is None or self._mail[1].query()):
+            values, self._mail = self._mail[0].tolist(), None
+            self.check(values)
+        if self._mail is None and self._measured % COPY_EVERY == 0:
+            vector = self.vector()
+            if type(vector) is not Tensor:
+                return  # a traced or fake tensor has no values to look at
+            if vector.device.type == "cpu":
+                self._mail = (vector, None)
+                return
+            host = torch.empty(vector.shape, dtype=vector.dtype, pin_memory=True)
+            host.copy_(vector, non_blocking=True)
+            arrived = torch.Event(vector.device)
+            arrived.record()
+            self._mail = (host, arrived)
+
+    def check(self, values: list[float]) -> None:
+        """Warn of what the figures show; each warning comes once."""
+        named = dict(zip((*LAST_STEP, *RUNNING, "streak", "feed"), values, strict=True))
+        carried = named["carry_ratio"]
+        if carried > WINDUP_RADII and named["feed"] >= WINDUP_FEED and self._measured >= WINDUP_SAMPLES:
+            self.warn(
+                "wind-up",
+                f"the carry is winding up: it holds up to {carried:.3g} radii and gradients keep feeding it "
+                f"(average feed {named['feed']:.2f}). The radius is below the mean gradient, so the debt grows and will "
+                "overshoot when it is paid. Use carry=Gated(), or a larger radius.",
+            )
+        if carried > UNDRAINABLE_RADII:
+            self.warn(
+                "undrainable",
+                f"the carry holds up to {carried:.3g} radii; a float32 buffer cannot pay that back one radius at a time. "
+                "Use carry=Gated() or Capped(100), or a larger radius, and look for the batch that caused it.",
+            )
+        if named["streak"] >= SKIPS_IN_A_ROW:
+            self.warn(
+                "skips",
+                f"the last {int(named['streak'])} steps were all skipped because gradients were not finite: nothing is "
+                "being learned. clipper.nonfinite_parameters() names the parameters; a lower learning rate or loss "
+                "scale usually helps.",
+            )
+
+    def warn(self, kind: str, message: str) -> None:
+        """Issue a warning of this kind unless it was given before."""
+        if kind not in self.warned:
+            self.warned.add(kind)
+            warnings.warn(f"U-Clip on {self.where}: {message}", CarryClipWarning, stacklevel=3)

@@ -5,7 +5,7 @@
     apply     one array and its scalars -> update, new buffers
 
 A scope is a set of arrays clipped as one vector: all parameters of a ``Norm``, or one group, or one tensor. ``xp``
-provides ``where clip abs sign sqrt sum max isfinite all astype finfo`` with NumPy's meanings. Scalars stay arrays, so
+provides ``where clip abs sign sqrt expm1 sum max isfinite all astype finfo`` with NumPy's meanings. Scalars stay arrays, so
 nothing here waits for a device.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from carryclip.carry import Capped, CarryPolicy, Gated, Leaky, check_policy
 from carryclip.diagnosis import Diagnosis, Step, diagnose
-from carryclip.precision import ratio, toward_zero, truncate
+from carryclip.precision import debias_weight, ratio, toward_zero, truncate
 from carryclip.regions import Region, check_region
 
 NonFinite = Literal["skip", "zero", "raise", "propagate"]
@@ -249,7 +249,7 @@ def _radius(
         return xp.astype(toward_zero(xp, radius, narrow), dtype), None
     mean, std = estimator.estimate(xp, source.mean, source.second, xp.astype(source.count, dtype))
     radius = xp.where(source.count >= estimator.warmup, rule.region.extent(xp, sizes, mean, std), math.inf)
-    return toward_zero(xp, radius, narrow), mean
+    return toward_zero(xp, radius, narrow) if rule.region.centred else radius, mean
 
 
 def _carried(
@@ -275,7 +275,7 @@ def _carried(
 def _gate(xp: Any, policy: Gated, fed: Any, average: Any, count: Any) -> tuple[Any, Any]:
     """(new raw average, whether growth is stopped); ``count`` includes this step."""
     average = policy.decay * average + (1.0 - policy.decay) * fed
-    return average, average / (1.0 - policy.decay**count) >= policy.threshold
+    return average, average / debias_weight(xp, policy.decay, count) >= policy.threshold
 
 
 def _share(xp: Any, limit: Any, rest: Any) -> Any:

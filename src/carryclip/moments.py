@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from carryclip import _checks
+from carryclip.precision import debias_weight
 
 
 def _fit_for_squares(xp: Any, gradient: Any) -> Any:
@@ -70,7 +71,7 @@ class EWMA:
     def estimate(self, xp: Any, mean: Any, second: Any, count: Any) -> tuple[Any, Any]:
         """(mean, root of the second moment) after ``count`` samples."""
         if self.debias:
-            weight = 1.0 - self.decay ** xp.clip(count, 1.0, None)
+            weight = debias_weight(xp, self.decay, xp.clip(count, 1.0, None))
             mean, second = mean / weight, second / weight
         return mean, xp.sqrt(second)
 

@@ -55,3 +55,8 @@ def ratio(xp: Any, numerator: Any, denominator: Any) -> Any:
         return numerator / denominator if 0.0 < denominator < math.inf else numerator * 0.0
     usable = (denominator > 0.0) & xp.isfinite(denominator)
     return xp.where(usable, numerator / xp.where(usable, denominator, 1.0), 0.0)
+
+
+def debias_weight(xp: Any, decay: float, count: Any) -> Any:
+    """1 - decay^count for an array of counts >= 1, without the cancellation that a decay near 1 brings."""
+    return -xp.expm1(count * math.log(decay)) if decay > 0.0 else xp.sign(count)

@@ -49,6 +49,8 @@ class Region:
 
     joint: ClassVar[bool] = False
     """True if one radius holds for a whole vector rather than for each coordinate."""
+    centred: ClassVar[bool] = True
+    """True if the region lies around zero, so that its radius bounds the update and is rounded toward zero."""
 
     @property
     def estimator(self) -> Moments | None:
@@ -216,6 +218,7 @@ class Symmetric(_WithMoments):
     std: Size
     moments: Moments = Welford()
     include_current: bool = False
+    centred: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _checks.size("Symmetric", "std", self.std)

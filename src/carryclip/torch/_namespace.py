@@ -13,6 +13,7 @@ class TorchNamespace:
     abs = staticmethod(torch.abs)
     sign = staticmethod(torch.sign)
     sqrt = staticmethod(torch.sqrt)
+    expm1 = staticmethod(torch.expm1)
     sum = staticmethod(torch.sum)
     max = staticmethod(torch.amax)
     all = staticmethod(torch.all)

@@ -1,0 +1,75 @@
+"""The tables behind the battery: a new region, policy or type is one row here."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from carryclip import EWMA, Adaptive, Capped, Component, Gated, Leaky, Norm, Sign, Symmetric, Welford
+
+
+def halving(step: int) -> float:
+    """A radius schedule that also visits infinity and zero."""
+    return {0: float("inf"), 7: 0.0}.get(step, 2.0 / (1 + step // 20))
+
+
+SHAPES = ((3, 4), (5,), (), (2, 1, 3))
+GROUPS = (0, 0, 1, 1)
+
+REGIONS: dict[str, Any] = {
+    "component": Component(0.3),
+    "component schedule": Component(halving),
+    "component per tensor": Component([0.1, 0.4, 1.0, 2.5]),
+    "component per coordinate": Component([np.linspace(0.1, 2, 12).reshape(3, 4), 0.4, 1.0, np.full((2, 1, 3), 0.7)]),
+    "sign": Sign(0.7),
+    "sign per tensor": Sign([0.5, 1.0, 1.5, 2.0]),
+    "norm": Norm(1.1),
+    "norm schedule": Norm(halving),
+    "norm per group": Norm(0.9, over="group"),
+    "norm per tensor": Norm(0.6, over="tensor"),
+    "adaptive welford": Adaptive(mean=1, std=1, moments=Welford()),
+    "adaptive welford, current included": Adaptive(mean=1, std=1, moments=Welford(), include_current=True),
+    "adaptive ewma": Adaptive(mean=1, std=0.5, moments=EWMA()),
+    "adaptive ewma, biased": Adaptive(mean=2, std=0, moments=EWMA(decay=0.9, debias=False), min_radius=0.05),
+    "adaptive schedule": Adaptive(mean=1, std=halving, moments=EWMA(), include_current=True),
+    "symmetric": Symmetric(std=1.0, moments=Welford()),
+    "symmetric ewma": Symmetric(std=1.5, moments=EWMA(), include_current=True),
+}
+CONSTANT_COORDINATES = {name for name in REGIONS if name.startswith(("component", "sign"))}
+
+POLICIES: dict[str, Any] = {
+    "full": True,
+    "none": False,
+    "capped": Capped(3),
+    "leaky": Leaky(0.8),
+    "gated": Gated(),
+    "gated early": Gated(decay=0.7, threshold=0.2, cap=5),
+}
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Largest difference of updates and carry from the reference, relative to the largest carry; 0 is bit-equal."""
+
+    relative: float
+
+
+def tolerance(dtype: str, region: str) -> Tolerance:
+    """The one tolerance table: constant coordinate-wise regions are exact in every type."""
+    if region in CONSTANT_COORDINATES:
+        return Tolerance(0.0)
+    # A norm or a moment may differ in its last bits, and a bfloat16 update then in its last of eight bits.
+    return {
+        "float64": Tolerance(1e-13),
+        "float32": Tolerance(2e-6),
+        "bfloat16": Tolerance(2**-8),
+    }[dtype]
+
+
+def heavy_tailed(seed: int, steps: int, missing: float = 0.1) -> list[list[np.ndarray | None]]:
+    """Gradients with tails so heavy that their variance is infinite; now and then a parameter has none."""
+    rng = np.random.default_rng(seed)
+    return [
+        [None if rng.random() < missing else 0.4 * rng.standard_t(1.5, size=shape) + 0.05 for shape in SHAPES]
+        for _ in range(steps)
+    ]

@@ -177,19 +177,18 @@ def test_narrow_updates_are_held_in_their_finite_range(dtype):
             assert param.grad.item() == largest
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("carry", [True, False, Capped(5), Gated()], ids=repr)
 @pytest.mark.parametrize("region", [*REGIONS, Norm(0.1, over="group")], ids=repr)
 @pytest.mark.parametrize("fused", [False, True])
-def test_the_default_step_never_waits_for_the_device(region, carry, fused, device):
-    """Under FakeTensorMode there are no values: whoever asks for one fails. CUDA tensors can be faked as well."""
+def test_the_default_step_never_waits_for_the_device(region, carry, fused):
+    """Under FakeTensorMode there are no values: whoever asks for one fails."""
     with FakeTensorMode():
-        params = [nn.Parameter(torch.zeros(shape, device=device)) for shape in ((5, 4), (5,), (2, 5), (2,))]
+        params = [nn.Parameter(torch.zeros(shape)) for shape in ((5, 4), (5,), (2, 5), (2,))]
         optimizer = optim.AdamW([{"params": params[:2]}, {"params": params[2:]}], lr=0.1, fused=fused)
         clipper = UClip(optimizer, region, carry=carry, metrics_every=1)
         for k in range(12):
             for p in params:
-                p.grad = None if k % 3 == 2 and p is params[1] else torch.randn(p.shape, device=device)
+                p.grad = None if k % 3 == 2 and p is params[1] else torch.randn(p.shape)
             optimizer.step()
         metrics = clipper.metrics()
         with pytest.raises(DataDependentOutputException):

@@ -1,6 +1,7 @@
 """Argument checks shared by the public classes: each error says what is wrong and what to write instead."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -34,7 +35,16 @@ def size(owner: str, name: str, value: Any, *, zero_ok: bool = False, hint: str 
             wanted = "at least 0" if zero_ok else "above 0"
             raise ValueError(f"{owner}: {name} must be {wanted}, got {value!r}.{' ' + hint if hint else ''}")
         return
-    entries = value.values() if hasattr(value, "values") and callable(value.values) else value
-    if isinstance(value, (list, tuple, dict)):
-        for entry in entries:
-            size(owner, name, entry, zero_ok=zero_ok, hint=hint)
+    if isinstance(value, (list, tuple, Mapping)):
+        for entry in value.values() if isinstance(value, Mapping) else value:
+            size(owner, name, entry, zero_ok=True, hint=hint)
+    elif hasattr(value, "shape") and _known_bad(value):
+        raise ValueError(f"{owner}: {name} has entries that are negative or NaN; every entry must be at least 0.")
+
+
+def _known_bad(values: Any) -> bool:
+    """Whether an array has a negative or NaN entry; a traced array has no values to look at and passes."""
+    try:
+        return not bool((values >= 0).all())
+    except Exception:
+        return False

@@ -21,7 +21,7 @@ class Capped:
     radii: float
 
     def __post_init__(self) -> None:
-        _checks.number("Capped", "radii", self.radii, low_open=True)
+        _checks.number("Capped", "radii", self.radii, low_open=True, high_open=True)
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Gated:
     def __post_init__(self) -> None:
         _checks.number("Gated", "decay", self.decay, high=1.0, high_open=True)
         _checks.number("Gated", "threshold", self.threshold, high=1.0, low_open=True)
-        _checks.number("Gated", "cap", self.cap, low_open=True)
+        _checks.number("Gated", "cap", self.cap, low_open=True, high_open=True)
 
 
 CarryPolicy = bool | Capped | Leaky | Gated

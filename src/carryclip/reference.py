@@ -180,6 +180,8 @@ class UClip:
         """The gradient in the carry's precision; with ``"zero"`` without its bad entries."""
         if g is None:
             return None
+        if g.dtype.kind != "f":
+            raise TypeError(f"Gradients must be floating-point arrays, got {g.dtype}.")
         g = g.astype(np.float64 if g.dtype == np.float64 else np.float32)
         return np.where(np.isfinite(g), g, 0).astype(g.dtype) if self.nonfinite == "zero" else g
 

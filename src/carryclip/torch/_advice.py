@@ -37,7 +37,7 @@ class Advice:
     radius: float | None
     """Radius of the observed region, None if it is not a constant."""
     clipped: float
-    """Share of steps (norm) or coordinates that it would clip."""
+    """Share of gradients (norm) or of their coordinates that are larger than it."""
     bias: float
     """Plain clipping's bias at that radius, relative to the mean gradient."""
     carry_ratio: float
@@ -152,7 +152,7 @@ class Observer:
             quantiles=quantiles,
             mean_size=mean_size,
             radius=radius,
-            clipped=float(metrics[:, LAST_STEP.index("clipped_fraction")].mean()),
+            clipped=view.clipped(radius) if radius is not None else float(metrics[:, LAST_STEP.index("clipped_fraction")].mean()),
             bias=view.bias(radius) if radius is not None else math.nan,
             carry_ratio=carry_ratio,
             suggested_radius=suggested if isinstance(region, (Norm, Component)) else None,
@@ -190,6 +190,9 @@ class _NormView:
     def mean_size(self) -> float:
         return math.sqrt(max(0.0, _cross(self.gradients, self.gradients) * self.blow_up))
 
+    def clipped(self, radius: float) -> float:
+        return float((self.norms > radius).double().mean())
+
     def bias(self, radius: float) -> float:
         """Norm of E[g - clip(g)] relative to that of E[g]."""
         cut = self.gradients * (1.0 - (radius / self.norms).clamp(max=1.0).nan_to_num(1.0)).unsqueeze(1)
@@ -212,6 +215,9 @@ class _CoordinateView:
         mean, variance = self.gradients.mean(0), self.gradients.var(0)
         signal = (mean.square() - variance / steps).clamp(min=0).sqrt().sort().values
         return float(signal[min(len(signal) - 1, int(0.99 * len(signal)))])
+
+    def clipped(self, radius: float) -> float:
+        return float((self.gradients.abs() > radius).double().mean())
 
     def bias(self, radius: float) -> float:
         cut = self.gradients - self.gradients.clamp(-radius, radius)

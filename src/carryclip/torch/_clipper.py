@@ -70,7 +70,7 @@ class UClip:
         home = OwnHome() if keeps_own else OptimizerHome(self.optimizers)
         self.ledger = Ledger(self._layout.leaves[0].param.device)
         self._engine = Engine(home, self.ledger, 1 if observe else metrics_every, write=not observe)
-        self._watch = Watch(self.ledger, self.summary())
+        self._watch = Watch(self.ledger, self.summary(), self.carry_policy, quiet=observe)
         self._observer = Observer() if observe else None
         self._hooks = Hooks(self, self.optimizers, observe=observe) if self.optimizers else None
         if not keeps_own:
@@ -291,8 +291,8 @@ class UClip:
         }[self.nonfinite]
         lines = [
             self.summary(),
-            f"  {verb} {len(leaves)} parameters ({size:,} numbers) in {len(self._layout.groups) - alone} groups"
-            + (f", leaves {alone} alone" if alone else "")
+            f"  {verb} {_count(len(leaves), 'parameter')} ({size:,} numbers) in {_count(len(self._layout.groups) - alone, 'group')}"
+            + (f", leaves {_count(alone, 'group')} alone" if alone else "")
             + ("" if self.optimizers else "; explicit form, call clip_() before each step"),
             f"  {kept}; a non-finite gradient {bad}",
         ]
@@ -308,6 +308,10 @@ class UClip:
         if self.optimizers:
             return _attach_again, (self.optimizers, self.regions, options)
         return _make_explicit, (self._own_groups, self.regions, options, self.state_dict())
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def _attach_again(optimizers: list[Optimizer], regions: RegionMap, options: dict[str, Any]) -> UClip:

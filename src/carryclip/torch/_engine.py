@@ -71,9 +71,12 @@ class Engine:
         jobs = [self._open(layout, leaf) for leaf in layout.leaves if leaf.param.grad is not None]
         jobs = [job for job in jobs if job.gradient.numel()]
         step = self.ledger.steps
-        self.ledger.steps += 1
         if not jobs:
+            self.ledger.steps += 1
             return Report(None, None)
+        # Everything that can fail for a reason of the user's comes before anything is written.
+        sizes = [rule.region.sizes(step) for rule in layout.rules]
+        fitted = [self._sizes_of(job, sizes[job.leaf.rule]) for job in jobs]
         device = self.ledger.skipped.device
         inspect = self.metrics_every > 0 and step % self.metrics_every == 0
         sums = [measure(xp, job.rule, job.gradient, job.buffers.carry, job.dtype) for job in jobs]
@@ -83,17 +86,17 @@ class Engine:
             if rule.region.joint and any(job.leaf.rule == number for job in jobs)
         }
         skip = self._skip(layout, jobs, sums, totals, found_inf, step, device)
-        sizes = [rule.region.sizes(step) for rule in layout.rules]
+        self.ledger.steps += 1
         verdicts = {number: self._decide(layout, number, part, sizes[number][0], skip) for number, part in totals.items()}
         dropped, diagnoses = [], []
-        for job in jobs:
+        for job, own_sizes in zip(jobs, fitted, strict=True):
             own = job.leaf.rule
             outcome = apply(
                 xp,
                 job.rule,
                 job.gradient,
                 job.buffers,
-                self._sizes_of(job, sizes[own]),
+                own_sizes,
                 verdicts[own].of(job) if own in verdicts else None,
                 None if skip is None else skip.to(job.gradient.device, non_blocking=True),
                 job.dtype,
@@ -232,7 +235,6 @@ class Engine:
         if layout.rules[0].nonfinite == "raise":
             guilty = bad if outside is None else bad & ~outside
             if bool(guilty):
-                self.ledger.steps = step
                 names = [job.leaf.name for (job, _), flag in zip(judged, flags.tolist(), strict=True) if flag]
                 culprit = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
                 raise NonFiniteGradientError(

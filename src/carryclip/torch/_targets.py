@@ -64,8 +64,8 @@ def _groups(items: list[Any]) -> list[Group]:
             if "params" not in item:
                 raise TypeError(f"A group of parameters needs the key 'params'; got the keys {list(item)}.")
             params = item["params"]
-            (inner,) = _groups([params] if isinstance(params, Tensor) else list(params))
-            groups.append({**item, **inner})
+            params = [params] if isinstance(params, Tensor) else list(params)
+            groups.append({**item, **(_groups(params)[0] if params else {"params": []})})
         return groups
     names = [item[0] for item in items if isinstance(item, tuple) and len(item) == 2]
     params = [item[1] for item in items if isinstance(item, tuple) and len(item) == 2] if names else items

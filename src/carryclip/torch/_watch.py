@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from carryclip.carry import CarryPolicy, Leaky
 from carryclip.diagnosis import LAST_STEP, RUNNING, CarryClipWarning
 from carryclip.torch._state import Ledger
 
@@ -61,9 +62,12 @@ class Metrics(Mapping[str, float]):
 class Watch:
     """Keeps the last measured vector, and warns once of each danger."""
 
-    def __init__(self, ledger: Ledger, where: str) -> None:
+    def __init__(self, ledger: Ledger, where: str, carry: CarryPolicy, *, quiet: bool) -> None:
         self.ledger = ledger
         self.where = where
+        self.quiet = quiet
+        self.bounded = not (carry is True or isinstance(carry, Leaky))
+        """Gated and Capped carries cannot run away, so there is nothing to warn of."""
         self.warned: set[str] = set()
         self.step = -1
         self._last: Tensor | None = None
@@ -119,8 +123,10 @@ class Watch:
 
     def check(self, values: list[float]) -> None:
         """Warn of what the figures show; each warning comes once."""
+        if self.quiet:
+            return
         named = dict(zip((*LAST_STEP, *RUNNING, "streak", "feed"), values, strict=True))
-        carried = named["carry_ratio"]
+        carried = 0.0 if self.bounded else named["carry_ratio"]
         if carried > WINDUP_RADII and named["feed"] >= WINDUP_FEED and self._measured >= WINDUP_SAMPLES:
             self.warn(
                 "wind-up",

@@ -1,0 +1,142 @@
+"""observe=True changes nothing, and advise() finds what is true of known gradients."""
+
+import copy
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import nn, optim
+
+from carryclip import Adaptive, Component, Gated, Norm
+from carryclip.torch import UClip
+
+
+def watch(region, draw, steps=400, size=50, dtype=torch.float32, seed=0):
+    rng = np.random.default_rng(seed)
+    p = nn.Parameter(torch.zeros(size, dtype=dtype))
+    optimizer = optim.SGD([p], lr=0.0)
+    clipper = UClip(optimizer, region, observe=True)
+    for _ in range(steps):
+        p.grad = torch.tensor(draw(rng, size)).to(dtype)
+        optimizer.step()
+    return clipper
+
+
+def test_observing_changes_nothing():
+    def run(observe):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
+        optimizer = optim.AdamW(net.parameters(), lr=0.01, fused=True)
+        clipper = UClip(optimizer, Norm(0.1), observe=True) if observe else None
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+        for k in range(6):
+            optimizer.zero_grad()
+            scaler.scale(net(torch.randn(3, 4)).square().mean()).backward()
+            if k == 3:
+                net[0].weight.grad[0, 0] = float("nan")
+            scaler.step(optimizer)
+            scaler.update()
+        return net, optimizer, clipper
+
+    net, optimizer, clipper = run(True)
+    twin, bare, _ = run(False)
+    for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(p, q)
+        assert optimizer.state[p].keys() == bare.state[q].keys()
+    assert optimizer.param_groups[0].keys() == bare.param_groups[0].keys()
+    assert clipper.metrics()["skipped_steps"] == 1
+    assert 0.1 < clipper.metrics()["grad_norm"] < 10, "the loss scale is taken out"
+    assert "changes nothing" in repr(clipper)
+
+
+def test_observed_metrics_are_those_of_a_clipper_on_the_same_gradients():
+    rows = np.random.default_rng(0).standard_t(2, (50, 8)).astype(np.float32)
+    watcher = watch(Component(0.5), lambda rng, size, rows=iter(rows): next(rows), steps=50, size=8)
+    p = nn.Parameter(torch.zeros(8))
+    clipper = UClip([p], Component(0.5), metrics_every=1)
+    for row in rows:
+        p.grad = torch.tensor(row)
+        clipper.clip_()
+    assert dict(watcher.metrics()) == dict(clipper.metrics())
+
+
+def test_a_known_mean_and_bias_are_found_for_a_norm():
+    """Rare large gradients in one direction: plain clipping loses most of the mean, which is known."""
+
+    def draw(rng, size):
+        g = 0.1 * rng.standard_normal(size)
+        if rng.random() < 0.1:
+            g[0] += 20.0
+        return g
+
+    advice = watch(Norm(1.0), draw, steps=1000).advise()
+    assert advice.mean_size == pytest.approx(2.0, rel=0.25)
+    assert advice.bias == pytest.approx(0.95, abs=0.03)
+    assert advice.clipped == pytest.approx(0.1, abs=0.05)
+    assert advice.suggested_radius >= 2 * advice.mean_size
+    text = str(advice)
+    assert "Observed 1000 steps" in text
+    assert re.search(r"clipper = UClip\(optimizer, Norm\([\d.]+\)", text)
+
+
+def test_a_radius_below_the_mean_is_called_so():
+    advice = watch(Norm(0.5), lambda rng, size: 1.0 + 0.2 * rng.standard_normal(size)).advise()
+    assert advice.mean_size == pytest.approx(np.sqrt(50), rel=0.05)
+    assert "below the mean gradient" in advice.reason
+    assert advice.suggested_radius >= 2 * 0.95 * np.sqrt(50)
+
+
+def test_symmetric_noise_needs_no_carry_and_spikes_need_a_gate():
+    calm = watch(Norm(1.0), lambda rng, size: 0.02 + 0.1 * rng.standard_normal(size), steps=600).advise()
+    assert calm.line.endswith("carry=False)")
+
+    def spiky(rng, size):
+        g = 0.01 * rng.standard_normal(size)
+        return g + (500.0 if rng.random() < 0.02 else 0.0) * np.eye(size)[0]
+
+    wild = watch(Component(1.0), spiky, steps=600).advise()
+    assert wild.line.endswith("carry=Gated())")
+
+
+def test_coordinates():
+    def draw(rng, size):
+        return rng.lognormal(0, 1, size) - np.exp(0.5)
+
+    advice = watch(Component(1.0), draw, steps=800).advise()
+    assert advice.quantiles[0.5] == pytest.approx(0.9, abs=0.2)
+    assert advice.bias > 1 or advice.mean_size < 0.3
+    assert "per coordinate" in str(advice)
+    assert "Component(" in advice.line
+
+
+def test_an_adaptive_region_is_kept():
+    advice = watch(Adaptive(1, 1), lambda rng, size: rng.standard_normal(size)).advise()
+    assert "Adaptive(mean=1, std=1" in advice.line
+    assert advice.suggested_radius is None
+    assert "clips" in str(advice)
+
+
+def test_large_models_are_sampled():
+    advice = watch(Norm(1.0), lambda rng, size: 0.1 + 0.01 * rng.standard_normal(size), steps=40, size=40_000).advise()
+    assert advice.mean_size == pytest.approx(0.1 * np.sqrt(40_000), rel=0.02)
+
+
+def test_advice_needs_observed_steps():
+    clipper = watch(Norm(1.0), lambda rng, size: rng.standard_normal(size), steps=5)
+    with pytest.raises(RuntimeError, match="has seen 5 usable steps and needs at least 20"):
+        clipper.advise()
+    with pytest.raises(RuntimeError, match="attach with UClip.*observe=True"):
+        UClip([nn.Parameter(torch.zeros(1))], Norm(1.0)).advise()
+
+
+def test_observing_beside_a_clipper_is_allowed_and_copies_nothing():
+    p = nn.Parameter(torch.zeros(2))
+    optimizer = optim.SGD([p], lr=1.0)
+    watcher = UClip(optimizer, Norm(9.0), observe=True)
+    UClip(optimizer, Norm(1.0), carry=Gated())
+    for _ in range(25):
+        p.grad = torch.tensor([3.0, 4.0])
+        optimizer.step()
+    assert watcher.advise().quantiles[0.5] == pytest.approx(5.0)
+    copy.deepcopy(watcher)

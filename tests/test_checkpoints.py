@@ -1,0 +1,258 @@
+"""Saving and resuming: bit-equal, in a new process, with or without U-Clip on either side."""
+
+import copy
+import subprocess
+import sys
+import textwrap
+import warnings
+
+import pytest
+import torch
+from cases import REGIONS
+from torch import nn, optim
+
+from carryclip import Adaptive, Capped, CarryClipWarning, Component, Gated, Norm
+from carryclip.torch import UClip
+
+TORCH_REGIONS = {name: region for name, region in REGIONS.items() if "per tensor" not in name or "norm" in name}
+TORCH_REGIONS = {name: region for name, region in TORCH_REGIONS.items() if "per coordinate" not in name}
+
+RESUME = """
+import sys, torch
+sys.path.insert(0, {tests!r})
+from test_checkpoints import TORCH_REGIONS, make, train
+from carryclip import Gated
+from carryclip.torch import UClip
+net, optimizer = make()
+UClip(optimizer, TORCH_REGIONS[{region!r}], carry=Gated())
+saved = torch.load({path!r}, weights_only=True)
+net.load_state_dict(saved["net"])
+optimizer.load_state_dict(saved["optimizer"])
+train(net, optimizer, 6, 12)
+torch.save({{"net": net.state_dict(), "optimizer": optimizer.state_dict()}}, {path!r})
+"""
+
+
+def make(dtype=torch.float32, maker=lambda p: optim.AdamW(p, lr=0.01)):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)).to(dtype)
+    return net, maker([{"params": net[0].parameters()}, {"params": net[2].parameters()}])
+
+
+def train(net, optimizer, start, stop):
+    for k in range(start, stop):
+        generator = torch.Generator().manual_seed(k)
+        x = torch.randn(6, 4, generator=generator).to(net[0].weight.dtype)
+        optimizer.zero_grad()
+        (5 * net(x).square().mean()).backward()
+        optimizer.step()
+
+
+def equal(one, other):
+    """Whether two state dicts hold the same bits in the same types."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[k], other[k]) for k in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(equal, one, other))
+    if torch.is_tensor(one):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return one == other
+
+
+@pytest.mark.parametrize("region", TORCH_REGIONS)
+def test_resume_in_a_new_process_is_bit_equal(region, tmp_path):
+    path = str(tmp_path / "checkpoint.pt")
+    net, optimizer = make()
+    UClip(optimizer, TORCH_REGIONS[region], carry=Gated())
+    train(net, optimizer, 0, 6)
+    torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict()}, path)
+    script = textwrap.dedent(RESUME).format(tests=str(__import__("pathlib").Path(__file__).parent), region=region, path=path)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    train(net, optimizer, 6, 12)
+    resumed = torch.load(path, weights_only=True)
+    assert equal(resumed["net"], net.state_dict())
+    assert equal(resumed["optimizer"], optimizer.state_dict())
+
+
+def test_a_checkpoint_without_uclip_loads_with_one_warning():
+    net, optimizer = make()
+    train(net, optimizer, 0, 3)
+    saved = copy.deepcopy(optimizer.state_dict())
+    other, fresh = make()
+    clipper = UClip(fresh, Norm(0.1))
+    train(other, fresh, 0, 4)
+    with pytest.warns(CarryClipWarning, match="written without U-Clip, so the carry starts from zero") as caught:
+        fresh.load_state_dict(saved)
+    assert len(caught) == 1
+    assert not any(clipper.carry(p).any() for p in other.parameters())
+    assert fresh.param_groups[0]["uclip_steps"] == 0
+    train(other, fresh, 4, 6)
+    assert clipper.carry(other[0].weight).any()
+    fresh.load_state_dict(fresh.state_dict())  # now it has one: no warning, or it would be an error
+
+
+def test_an_empty_checkpoint_loads_in_silence():
+    _, optimizer = make()
+    _, fresh = make()
+    UClip(fresh, Norm(0.1))
+    fresh.load_state_dict(optimizer.state_dict())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_narrow_parameters_keep_a_float32_carry_through_a_load(dtype):
+    """Trap: load_state_dict casts every state tensor to the parameter's type; 1e6 in float16 would be inf."""
+    net, optimizer = make(dtype, lambda p: optim.SGD(p, lr=0.01))
+    clipper = UClip(optimizer, Adaptive(1, 1), carry=Gated())
+    train(net, optimizer, 0, 5)
+    with torch.no_grad():
+        clipper.carry(net[0].weight).add_(1e6 + 1 / 3)
+        optimizer.state[net[0].weight]["uclip_count"].fill_(1001)
+    saved = copy.deepcopy(optimizer.state_dict())
+    other, fresh = make(dtype, lambda p: optim.SGD(p, lr=0.01))
+    again = UClip(fresh, Adaptive(1, 1), carry=Gated())
+    fresh.load_state_dict(saved)
+    assert again.carry(other[0].weight).dtype == torch.float32
+    assert equal(fresh.state_dict(), saved)
+
+
+def test_loading_does_not_share_memory_with_the_checkpoint():
+    net, optimizer = make()
+    UClip(optimizer, Component(0.01))
+    train(net, optimizer, 0, 3)
+    saved = optimizer.state_dict()
+    other, fresh = make()
+    clipper = UClip(fresh, Component(0.01))
+    fresh.load_state_dict(saved)
+    clipper.carry(other[0].weight).zero_()
+    assert saved["state"][0]["uclip_carry"].any()
+
+
+@pytest.mark.parametrize("maker", [lambda p: optim.SGD(p, lr=0.1), lambda p: optim.SGD(p, lr=0.1, momentum=0.9), lambda p: optim.AdamW(p)])
+def test_a_checkpoint_with_the_carry_loads_into_a_bare_optimizer(maker):
+    net, optimizer = make(maker=maker)
+    UClip(optimizer, Norm(0.1), carry=Gated())
+    train(net, optimizer, 0, 3)
+    other, bare = make(maker=maker)
+    bare.load_state_dict(optimizer.state_dict())
+    with pytest.warns(CarryClipWarning, match="no clipper is attached"):
+        train(other, bare, 3, 4)
+    train(other, bare, 4, 6)
+
+
+def test_attaching_after_a_load_adopts_the_carry():
+    net, optimizer = make()
+    clipper = UClip(optimizer, Norm(0.1, over="tensor"), carry=Gated())
+    train(net, optimizer, 0, 5)
+    other, fresh = make()
+    fresh.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    other.load_state_dict(net.state_dict())
+    again = UClip(fresh, Norm(0.1, over="tensor"), carry=Gated())
+    assert torch.equal(again.carry(other[0].weight), clipper.carry(net[0].weight))
+    train(net, optimizer, 5, 9)
+    train(other, fresh, 5, 9)
+    assert equal(fresh.state_dict(), optimizer.state_dict())
+
+
+def test_attaching_after_a_cast_warns():
+    net, optimizer = make(torch.bfloat16)
+    UClip(optimizer, Norm(0.1))
+    train(net, optimizer, 0, 3)
+    other, fresh = make(torch.bfloat16)
+    fresh.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    with pytest.warns(CarryClipWarning, match=r"uclip_carry had been cast.*Attach UClip before optimizer\.load_state_dict"):
+        clipper = UClip(fresh, Norm(0.1))
+    assert clipper.carry(other[0].weight).dtype == torch.float32
+
+
+@pytest.mark.parametrize("attach_first", [True, False])
+def test_another_region_than_the_checkpoints_warns(attach_first):
+    net, optimizer = make()
+    UClip(optimizer, Norm(0.1))
+    train(net, optimizer, 0, 3)
+    saved = copy.deepcopy(optimizer.state_dict())
+    _, fresh = make()
+    with pytest.warns(CarryClipWarning, match=r"written with Norm\(radius=0\.1.*clips with Norm\(radius=0\.5"):
+        if attach_first:
+            UClip(fresh, Norm(0.5))
+            fresh.load_state_dict(saved)
+        else:
+            fresh.load_state_dict(saved)
+            UClip(fresh, Norm(0.5))
+
+
+def test_schedules_go_on_where_they_stopped():
+    seen = []
+
+    def radius(step):
+        seen.append(step)
+        return 0.1
+
+    net, optimizer = make()
+    UClip(optimizer, Norm(radius))
+    train(net, optimizer, 0, 3)
+    saved = copy.deepcopy(optimizer.state_dict())
+    seen.clear()
+    other, fresh = make()
+    UClip(fresh, Norm(radius))
+    fresh.load_state_dict(saved)
+    train(other, fresh, 3, 5)
+    assert seen == [3, 4]
+
+
+@pytest.mark.parametrize("carry", [True, Capped(3), Gated()], ids=repr)
+@pytest.mark.parametrize("region", [Component(0.01), Norm(0.1, over="group"), Adaptive(1, 1)], ids=repr)
+def test_explicit_form_resumes_bit_equal(region, carry, tmp_path):
+    def setup():
+        net, optimizer = make()
+        groups = [{"params": net[0].parameters()}, {"params": net[2].parameters()}]
+        return net, optimizer, UClip(groups, region, carry=carry)
+
+    def go(net, optimizer, clipper, start, stop):
+        for k in range(start, stop):
+            optimizer.zero_grad()
+            net(torch.randn(6, 4, generator=torch.Generator().manual_seed(k))).square().mean().backward()
+            clipper.clip_()
+            optimizer.step()
+
+    one = setup()
+    go(*one, 0, 5)
+    torch.save([part.state_dict() for part in one], tmp_path / "saved.pt")
+    go(*one, 5, 9)
+    other = setup()
+    for part, state in zip(other, torch.load(tmp_path / "saved.pt", weights_only=True), strict=True):
+        part.load_state_dict(state)
+    go(*other, 5, 9)
+    assert equal([part.state_dict() for part in one], [part.state_dict() for part in other])
+
+
+def test_wrong_states_are_refused_with_a_reason():
+    net, _ = make()
+    clipper = UClip(net.parameters(), Norm(1.0))
+    with pytest.raises(ValueError, match="expected the keys 'groups' and 'state'"):
+        clipper.load_state_dict({})
+    other = UClip([nn.Parameter(torch.zeros(3))], Norm(1.0))
+    for p in net.parameters():
+        p.grad = torch.ones_like(p)
+    clipper.clip_()
+    with pytest.raises(ValueError, match="does not fit these parameters"):
+        other.load_state_dict(clipper.state_dict())
+    assert not other.carry(0).any()
+    attached = UClip(optim.SGD([nn.Parameter(torch.zeros(3))], lr=1), Norm(1.0))
+    with pytest.raises(RuntimeError, match=r"use optimizer\.state_dict"):
+        attached.state_dict()
+
+
+def test_saving_warns_of_trouble():
+    net, optimizer = make()
+    UClip(optimizer, Component(1e-6), metrics_every=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(7):
+            for p in net.parameters():
+                p.grad = torch.ones_like(p)
+            optimizer.step()
+        assert not caught
+        optimizer.state_dict()
+    assert [w.category for w in caught] == [CarryClipWarning] * len(caught)
+    assert "winding up" in str(caught[0].message)

@@ -1,0 +1,129 @@
+"""The full carry's two dangers, wind-up and a finite spike, and what each policy makes of them."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn, optim
+
+from carryclip import Capped, CarryClipWarning, Component, Gated, Leaky, Norm
+from carryclip.torch import UClip
+
+BOTH = pytest.mark.parametrize("region", [Component(1.0), Norm(1.0)], ids=repr)
+
+
+def descend(region, carry, start, steps=2000, spike_at=None, spike=1e4):
+    """SGD with lr 0.1 on x²/2; returns the whole path."""
+    x = nn.Parameter(torch.tensor([start], dtype=torch.float64))
+    optimizer = optim.SGD([x], lr=0.1)
+    UClip(optimizer, region, carry=carry)
+    path = []
+    for step in range(steps):
+        x.grad = x.detach().clone() if step != spike_at else torch.tensor([spike], dtype=torch.float64)
+        optimizer.step()
+        path.append(x.item())
+    return np.array(path)
+
+
+@BOTH
+def test_windup_full_carry_overshoots_and_warns(region):
+    with pytest.warns(CarryClipWarning, match=r"winding up.*Use carry=Gated\(\), or a larger radius"):
+        path = descend(region, True, 100.0)
+    assert path.min() == pytest.approx(-98, abs=1)
+
+
+@BOTH
+def test_windup_gated_stays_near_and_ends_as_close_as_sgd(region):
+    path = descend(region, Gated(), 100.0)
+    assert path.min() >= -5
+    assert abs(path[-1]) <= 1e-10
+    assert abs(descend(region, False, 100.0)[-1]) <= 1e-10
+
+
+@BOTH
+def test_spike_is_paid_out_for_long_by_the_full_carry_only(region):
+    with pytest.warns(CarryClipWarning, match="winding up"):
+        full = descend(region, True, 0.0, spike_at=10)
+    assert full.min() == pytest.approx(-44, abs=1)
+    assert descend(region, Gated(), 0.0, spike_at=10).min() >= -5
+    assert descend(region, Capped(10), 0.0, spike_at=10).min() >= -1.5
+    assert descend(region, Leaky(0.9), 0.0, spike_at=10).min() >= -25
+
+
+@pytest.mark.filterwarnings("ignore:U-Clip on")
+@pytest.mark.parametrize("kind", [Component, Norm])
+def test_under_skewed_noise_gated_keeps_the_full_carrys_bias_and_capped_does_not(kind):
+    """Distance of the mean iterate from the optimum of x²/2 with centred lognormal(1.2) noise, radius 1."""
+    lanes, steps = 200, 4000
+    bias = {}
+    for name, carry in {"full": True, "gated": Gated(), "capped": Capped(10), "none": False}.items():
+        rng = np.random.default_rng(0)
+        x = [nn.Parameter(torch.zeros(1, dtype=torch.float64)) for _ in range(lanes)]
+        flat = nn.Parameter(torch.zeros(lanes, dtype=torch.float64))
+        params = [flat] if kind is Component else x
+        region = Component(1.0) if kind is Component else Norm(1.0, over="tensor")
+        optimizer = optim.SGD(params, lr=0.1)
+        UClip(optimizer, region, carry=carry, metrics_every=0)
+        if kind is Norm:
+            steps = 400  # one small tensor per lane is slow; the bias shows early
+        total = 0.0
+        for step in range(steps):
+            noise = torch.tensor(rng.lognormal(0, 1.2, lanes) - np.exp(1.2**2 / 2))
+            if kind is Component:
+                flat.grad = flat.detach() + noise
+            else:
+                for p, xi in zip(x, noise, strict=True):
+                    p.grad = p.detach() + xi
+            optimizer.step()
+            if step >= steps // 2:
+                total += (flat.mean().item() if kind is Component else torch.cat(x).mean().item()) / (steps - steps // 2)
+        bias[name] = abs(total)
+    noise_floor = 0.02
+    assert bias["full"] <= noise_floor
+    assert abs(bias["gated"] - bias["full"]) <= noise_floor
+    assert bias["capped"] >= 7 * noise_floor
+    assert bias["none"] >= 40 * noise_floor
+
+
+@pytest.mark.parametrize("size", [50, 1000])
+def test_one_coordinate_winding_up_does_not_disturb_the_rest(size):
+    """One coordinate has twice the radius as its mean, the rest skewed noise around zero."""
+    rng = np.random.default_rng(1)
+    p = nn.Parameter(torch.zeros(size, dtype=torch.float64))
+    clipper = UClip([p], Component(1.0), carry=Gated(), metrics_every=0)
+    given = sent = 0.0
+    steps = 4000
+    for _ in range(steps):
+        g = rng.lognormal(0, 1.0, size) - np.exp(0.5)
+        g[0] = 2.0
+        p.grad = torch.tensor(g)
+        clipper.clip_()
+        given, sent = given + g, sent + p.grad.numpy()
+    assert clipper.carry(p)[0].abs().item() <= 100, "the cap"
+    assert clipper.carry(p)[0].abs().item() <= 5, "the gate closes long before the cap"
+    bias = (given - sent)[1:] / steps
+    assert abs(bias.mean()) <= 0.02
+    plain = np.mean(np.maximum(rng.lognormal(0, 1.0, 10**6) - np.exp(0.5) - 1.0, 0.0))
+    assert plain >= 0.3, "plain clipping would be far off here"
+
+
+def test_radius_zero_and_infinity_inside_a_step_give_no_nan():
+    for carry in (True, False, Capped(3), Leaky(0.5), Gated()):
+        for kind in (Component, Norm):
+            p = nn.Parameter(torch.zeros(2))
+            clipper = UClip([p], kind([0.0, float('inf'), 1.0, 0.0, 1.0].__getitem__), carry=carry, metrics_every=1)
+            for g in (3.0, -2.0, 5.0, 1.0, 0.0):
+                p.grad = torch.full((2,), g)
+                clipper.clip_()
+                assert torch.isfinite(p.grad).all()
+                assert torch.isfinite(clipper.carry(p)).all()
+                metrics = clipper.metrics()
+                assert all(np.isfinite(metrics[k]) for k in metrics if k != "radius_norm")
+
+
+def test_undrainable_carry_warns():
+    p = nn.Parameter(torch.zeros(1))
+    clipper = UClip([p], Component(1e-3), metrics_every=1)
+    p.grad = torch.tensor([1e5])
+    clipper.clip_()
+    with pytest.warns(CarryClipWarning, match=r"1e\+08 radii; a float32 buffer cannot pay that back.*Capped\(100\)"):
+        assert clipper.metrics()["carry_ratio"] == pytest.approx(1e8)

@@ -1,0 +1,51 @@
+"""Importing stays light, and arrows between modules point one way."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import carryclip
+
+SOURCE = Path(carryclip.__file__).parent
+CORE = {"algorithm", "regions", "moments", "carry", "precision", "diagnosis", "_checks", "__init__"}
+
+
+def loaded_after(statement):
+    code = f"import sys; {statement}; print(*sorted({{m.split('.')[0] for m in sys.modules}}))"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_import_carryclip_loads_no_framework():
+    assert not loaded_after("import carryclip") & {"numpy", "torch", "jax", "optax", "scipy", "matplotlib", "rich", "cyclopts"}
+
+
+def test_the_reference_needs_numpy_only():
+    assert not loaded_after("import carryclip.reference") & {"torch", "jax", "optax", "scipy", "matplotlib"}
+
+
+def test_the_command_line_starts_without_frameworks():
+    code = "from carryclip.cli import app; app(['--help'], result_action='return_value')"
+    assert not loaded_after(f"{code}") & {"torch", "jax", "numpy", "matplotlib", "sklearn"}
+
+
+def imports_of(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module
+
+
+def test_the_core_imports_nothing_but_itself_and_the_standard_library():
+    for name in CORE:
+        for module in imports_of(SOURCE / f"{name}.py"):
+            top = module.split(".")[0]
+            assert top in sys.stdlib_module_names or module in {"carryclip", *(f"carryclip.{m}" for m in CORE)}, (name, module)
+
+
+def test_the_judge_shares_no_arithmetic_with_the_core():
+    taken = set(imports_of(SOURCE / "reference.py")) & {"carryclip.precision", "carryclip.diagnosis"}
+    assert not taken
+    text = (SOURCE / "reference.py").read_text()
+    assert "from carryclip.algorithm import Rule\n" in text, "only the argument checks"

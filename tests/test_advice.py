@@ -52,7 +52,8 @@ def test_observing_changes_nothing():
 
 def test_observed_metrics_are_those_of_a_clipper_on_the_same_gradients():
     rows = np.random.default_rng(0).standard_t(2, (50, 8)).astype(np.float32)
-    watcher = watch(Component(0.5), lambda rng, size, rows=iter(rows): next(rows), steps=50, size=8)
+    queue = iter(rows)
+    watcher = watch(Component(0.5), lambda rng, size: next(queue), steps=50, size=8)
     p = nn.Parameter(torch.zeros(8))
     clipper = UClip([p], Component(0.5), metrics_every=1)
     for row in rows:
@@ -126,7 +127,7 @@ def test_advice_needs_observed_steps():
     clipper = watch(Norm(1.0), lambda rng, size: rng.standard_normal(size), steps=5)
     with pytest.raises(RuntimeError, match="has seen 5 usable steps and needs at least 20"):
         clipper.advise()
-    with pytest.raises(RuntimeError, match="attach with UClip.*observe=True"):
+    with pytest.raises(RuntimeError, match=r"attach with UClip.*observe=True"):
         UClip([nn.Parameter(torch.zeros(1))], Norm(1.0)).advise()
 
 

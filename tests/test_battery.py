@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from cases import GROUPS, POLICIES, REGIONS, SHAPES, heavy_tailed, tolerance
 
 from carryclip import reference
 from carryclip.torch import UClip
+from cases import GROUPS, POLICIES, REGIONS, SHAPES, heavy_tailed, tolerance
 
 STEPS = 100
 
@@ -27,14 +27,19 @@ def run_torch(region, policy, gradients, dtype):
         for p, a in zip(params, arrays, strict=True):
             p.grad = None if a is None else torch.tensor(a).to(p.dtype)
         optimizer.step()
-        yield [None if p.grad is None else p.grad.double().numpy() for p in params], [
-            clipper.carry(p).double().numpy() for p in params
-        ], clipper
+        yield (
+            [None if p.grad is None else p.grad.double().numpy() for p in params],
+            [clipper.carry(p).double().numpy() for p in params],
+            clipper,
+        )
 
 
 def rounded(gradients, dtype):
     """The gradients as the type stores them, so that both sides start from the same numbers."""
-    return [[None if a is None else torch.tensor(a).to(getattr(torch, dtype)).double().numpy() for a in row] for row in gradients]
+    return [
+        [None if a is None else torch.tensor(a).to(getattr(torch, dtype)).double().numpy() for a in row]
+        for row in gradients
+    ]
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])

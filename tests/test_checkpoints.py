@@ -8,11 +8,11 @@ import warnings
 
 import pytest
 import torch
-from cases import REGIONS
 from torch import nn, optim
 
 from carryclip import Adaptive, Capped, CarryClipWarning, Component, Gated, Norm
 from carryclip.torch import UClip
+from cases import REGIONS
 
 TORCH_REGIONS = {name: region for name, region in REGIONS.items() if "per tensor" not in name or "norm" in name}
 TORCH_REGIONS = {name: region for name, region in TORCH_REGIONS.items() if "per coordinate" not in name}
@@ -66,7 +66,9 @@ def test_resume_in_a_new_process_is_bit_equal(region, tmp_path):
     UClip(optimizer, TORCH_REGIONS[region], carry=Gated())
     train(net, optimizer, 0, 6)
     torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict()}, path)
-    script = textwrap.dedent(RESUME).format(tests=str(__import__("pathlib").Path(__file__).parent), region=region, path=path)
+    script = textwrap.dedent(RESUME).format(
+        tests=str(__import__("pathlib").Path(__file__).parent), region=region, path=path
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     train(net, optimizer, 6, 12)
@@ -128,7 +130,9 @@ def test_loading_does_not_share_memory_with_the_checkpoint():
     assert saved["state"][0]["uclip_carry"].any()
 
 
-@pytest.mark.parametrize("maker", [lambda p: optim.SGD(p, lr=0.1), lambda p: optim.SGD(p, lr=0.1, momentum=0.9), lambda p: optim.AdamW(p)])
+@pytest.mark.parametrize(
+    "maker", [lambda p: optim.SGD(p, lr=0.1), lambda p: optim.SGD(p, lr=0.1, momentum=0.9), lambda p: optim.AdamW(p)]
+)
 def test_a_checkpoint_with_the_carry_loads_into_a_bare_optimizer(maker):
     net, optimizer = make(maker=maker)
     UClip(optimizer, Norm(0.1), carry=Gated())
@@ -160,7 +164,9 @@ def test_attaching_after_a_cast_warns():
     train(net, optimizer, 0, 3)
     other, fresh = make(torch.bfloat16)
     fresh.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    with pytest.warns(CarryClipWarning, match=r"uclip_carry had been cast.*Attach UClip before optimizer\.load_state_dict"):
+    with pytest.warns(
+        CarryClipWarning, match=r"uclip_carry had been cast.*Attach UClip before optimizer\.load_state_dict"
+    ):
         clipper = UClip(fresh, Norm(0.1))
     assert clipper.carry(other[0].weight).dtype == torch.float32
 
@@ -172,13 +178,12 @@ def test_another_region_than_the_checkpoints_warns(attach_first):
     train(net, optimizer, 0, 3)
     saved = copy.deepcopy(optimizer.state_dict())
     _, fresh = make()
+    first, second = lambda: UClip(fresh, Norm(0.5)), lambda: fresh.load_state_dict(saved)
+    if not attach_first:
+        first, second = second, first
+    first()
     with pytest.warns(CarryClipWarning, match=r"written with Norm\(radius=0\.1.*clips with Norm\(radius=0\.5"):
-        if attach_first:
-            UClip(fresh, Norm(0.5))
-            fresh.load_state_dict(saved)
-        else:
-            fresh.load_state_dict(saved)
-            UClip(fresh, Norm(0.5))
+        second()
 
 
 def test_schedules_go_on_where_they_stopped():

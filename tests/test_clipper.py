@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from carryclip import Adaptive, Capped, CarryClipWarning, Component, EWMA, Gated, Leaky, Norm, Sign, Symmetric
+from carryclip import EWMA, Adaptive, Capped, CarryClipWarning, Component, Gated, Leaky, Norm, Sign, Symmetric
 from carryclip.torch import UClip, uclipped
 
 
@@ -181,7 +181,9 @@ def step(net, optimizer, k):
 @pytest.mark.parametrize("fused", [False, True])
 def test_the_class_factory_survives_copies(copier, fused):
     make = uclipped(optim.AdamW, Norm(0.1), carry=Gated())
-    net, optimizer = trained(lambda p: make([{"params": list(p)[:1]}, {"params": [], "uclip": None}], lr=0.01, fused=fused))
+    net, optimizer = trained(
+        lambda p: make([{"params": list(p)[:1]}, {"params": [], "uclip": None}], lr=0.01, fused=fused)
+    )
     for k in range(3):
         step(net, optimizer, k)
     twin_net, twin = copier((net, optimizer))
@@ -199,7 +201,7 @@ def test_the_class_factory_loads_checkpoints():
     make = uclipped(optim.Adam, Component(0.01))
     net, optimizer = trained(lambda p: make(p, lr=0.01))
     step(net, optimizer, 0)
-    other, fresh = trained(lambda p: make(p, lr=0.01))
+    _, fresh = trained(lambda p: make(p, lr=0.01))
     fresh.load_state_dict(optimizer.state_dict())
     assert torch.equal(fresh.uclip.carry(0), optimizer.uclip.carry(0))
 
@@ -257,7 +259,11 @@ NAN = float("nan")
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: Norm(0), ValueError, r"Norm: radius must be above 0, got 0\. To leave parameters unclipped give their group None"),
+        (
+            lambda: Norm(0),
+            ValueError,
+            r"Norm: radius must be above 0, got 0\. To leave parameters unclipped give their group None",
+        ),
         (lambda: Component(-1.0), ValueError, r"Component: radius must be above 0, got -1\.0"),
         (lambda: Norm(NAN), ValueError, "Norm: radius must be above 0, got nan"),
         (lambda: Norm("1"), TypeError, "Norm: radius must be a number, a schedule"),
@@ -282,12 +288,20 @@ NAN = float("nan")
         (lambda: UClip([param(1.0)], {1: Norm(1.0)}), ValueError, "Group 0 has no region"),
         (lambda: UClip([param(1.0)], {0: None}), ValueError, "nothing to clip: every group is left alone"),
         (lambda: UClip([param(1.0)], Norm(1.0), carry="full"), TypeError, "Unknown carry policy 'full'. Use True"),
-        (lambda: UClip([param(1.0)], Norm(1.0), carry=Gated), TypeError, r"carry=Gated is the class: write carry=Gated\("),
+        (
+            lambda: UClip([param(1.0)], Norm(1.0), carry=Gated),
+            TypeError,
+            r"carry=Gated is the class: write carry=Gated\(",
+        ),
         (lambda: UClip([param(1.0)], Norm(1.0), nonfinite="ignore"), ValueError, "nonfinite must be 'skip', 'zero'"),
         (lambda: UClip([param(1.0)], Norm(1.0), metrics_every=-1), ValueError, "metrics_every must be a whole number"),
         (lambda: UClip([], Norm(1.0)), ValueError, "empty list: there are no parameters"),
         (lambda: UClip([{"params": []}], Norm(1.0)), ValueError, "no parameters to clip"),
-        (lambda: UClip(nn.Linear(1, 1), Norm(1.0)), TypeError, r"not a module: pass the optimizer, or model\.parameters"),
+        (
+            lambda: UClip(nn.Linear(1, 1), Norm(1.0)),
+            TypeError,
+            r"not a module: pass the optimizer, or model\.parameters",
+        ),
         (lambda: UClip(3, Norm(1.0)), TypeError, "needs an optimizer, a list of optimizers, or parameters; got int"),
         (lambda: UClip(["a"], Norm(1.0)), TypeError, "the list holds a str"),
         (lambda: UClip([{"lr": 1}], Norm(1.0)), TypeError, "needs the key 'params'"),

@@ -75,7 +75,9 @@ def test_under_skewed_noise_gated_keeps_the_full_carrys_bias_and_capped_does_not
                     p.grad = p.detach() + xi
             optimizer.step()
             if step >= steps // 2:
-                total += (flat.mean().item() if kind is Component else torch.cat(x).mean().item()) / (steps - steps // 2)
+                total += (flat.mean().item() if kind is Component else torch.cat(x).mean().item()) / (
+                    steps - steps // 2
+                )
         bias[name] = abs(total)
     noise_floor = 0.02
     assert bias["full"] <= noise_floor
@@ -110,7 +112,7 @@ def test_radius_zero_and_infinity_inside_a_step_give_no_nan():
     for carry in (True, False, Capped(3), Leaky(0.5), Gated()):
         for kind in (Component, Norm):
             p = nn.Parameter(torch.zeros(2))
-            clipper = UClip([p], kind([0.0, float('inf'), 1.0, 0.0, 1.0].__getitem__), carry=carry, metrics_every=1)
+            clipper = UClip([p], kind([0.0, float("inf"), 1.0, 0.0, 1.0].__getitem__), carry=carry, metrics_every=1)
             for g in (3.0, -2.0, 5.0, 1.0, 0.0):
                 p.grad = torch.full((2,), g)
                 clipper.clip_()

@@ -172,7 +172,9 @@ def test_complex_equals_its_real_view(region):
 
 
 @pytest.mark.parametrize("region", [Component(0.5), Norm(0.5), Sign(0.5)], ids=repr)
-@pytest.mark.parametrize("maker", [lambda p: optim.SGD(p, lr=0.1), lambda p: optim.SparseAdam(list(p), lr=0.1)], ids=["SGD", "SparseAdam"])
+@pytest.mark.parametrize(
+    "maker", [lambda p: optim.SGD(p, lr=0.1), lambda p: optim.SparseAdam(list(p), lr=0.1)], ids=["SGD", "SparseAdam"]
+)
 def test_sparse_rows_equal_dense_rows(region, maker):
     torch.manual_seed(0)
     embedding = nn.Embedding(6, 3, sparse=True)
@@ -204,7 +206,7 @@ def test_sparse_gradients_are_refused_where_rows_would_spoil_the_moments():
         optimizer = optim.SGD(embedding.parameters(), lr=0.1)
         UClip(optimizer, region, carry=carry)
         embedding(torch.tensor([1])).sum().backward()
-        with pytest.raises(TypeError, match="group 0, parameter 0 is sparse.*sparse=False"):
+        with pytest.raises(TypeError, match=r"group 0, parameter 0 is sparse.*sparse=False"):
             optimizer.step()
 
 
@@ -219,7 +221,9 @@ def test_an_empty_sparse_gradient_and_an_empty_parameter():
     assert clipper.metrics()["grad_norm"] == 0.0
 
 
-@pytest.mark.parametrize("region", [Norm(1.0), Norm(1.0, over="group"), Norm(1.0, over="tensor"), Component(0.5)], ids=repr)
+@pytest.mark.parametrize(
+    "region", [Norm(1.0), Norm(1.0, over="group"), Norm(1.0, over="tensor"), Component(0.5)], ids=repr
+)
 def test_groups_added_later_are_clipped_and_saved(region):
     a, b = param(0.0), param(0.0)
     optimizer = sgd(a)

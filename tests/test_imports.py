@@ -17,7 +17,16 @@ def loaded_after(statement):
 
 
 def test_import_carryclip_loads_no_framework():
-    assert not loaded_after("import carryclip") & {"numpy", "torch", "jax", "optax", "scipy", "matplotlib", "rich", "cyclopts"}
+    assert not loaded_after("import carryclip") & {
+        "numpy",
+        "torch",
+        "jax",
+        "optax",
+        "scipy",
+        "matplotlib",
+        "rich",
+        "cyclopts",
+    }
 
 
 def test_the_reference_needs_numpy_only():
@@ -41,7 +50,10 @@ def test_the_core_imports_nothing_but_itself_and_the_standard_library():
     for name in CORE:
         for module in imports_of(SOURCE / f"{name}.py"):
             top = module.split(".")[0]
-            assert top in sys.stdlib_module_names or module in {"carryclip", *(f"carryclip.{m}" for m in CORE)}, (name, module)
+            assert top in sys.stdlib_module_names or module in {"carryclip", *(f"carryclip.{m}" for m in CORE)}, (
+                name,
+                module,
+            )
 
 
 def test_the_judge_shares_no_arithmetic_with_the_core():

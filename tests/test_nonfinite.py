@@ -11,7 +11,15 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from carryclip import EWMA, Adaptive, Capped, CarryClipWarning, Component, Gated, Norm, Sign, Symmetric
 from carryclip.torch import NonFiniteGradientError, UClip
 
-REGIONS = [Component(0.05), Norm(0.1), Norm(0.1, over="tensor"), Adaptive(1, 1), Adaptive(1, 0.5, EWMA(), include_current=True), Sign(0.1), Symmetric(1)]
+REGIONS = [
+    Component(0.05),
+    Norm(0.1),
+    Norm(0.1, over="tensor"),
+    Adaptive(1, 1),
+    Adaptive(1, 0.5, EWMA(), include_current=True),
+    Sign(0.1),
+    Symmetric(1),
+]
 FUSED = {
     "SGD": lambda p: optim.SGD(p, lr=0.1, fused=True),
     "SGD momentum": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
@@ -40,7 +48,7 @@ def everything(net, optimizer, clipper):
     yield from net.parameters()
     for p in net.parameters():
         yield clipper.carry(p)
-        for name, value in optimizer.state[p].items():
+        for value in optimizer.state[p].values():
             if torch.is_tensor(value):
                 yield value
 
@@ -94,7 +102,9 @@ def test_zero_removes_only_the_bad_entries(region):
     clipper = UClip([param], region, nonfinite="zero")
     param.grad = torch.tensor([math.nan, 3.0, -math.inf, 4.0])
     clipper.clip_()
-    expected = torch.tensor([0.0, 1.0, 0.0, 1.0]) if isinstance(region, Component) else torch.tensor([0.0, 0.6, 0.0, 0.8])
+    expected = (
+        torch.tensor([0.0, 1.0, 0.0, 1.0]) if isinstance(region, Component) else torch.tensor([0.0, 0.6, 0.0, 0.8])
+    )
     torch.testing.assert_close(param.grad, expected)
     torch.testing.assert_close(clipper.carry(param), torch.tensor([0.0, 3.0, 0.0, 4.0]) - expected)
     assert clipper.metrics()["skipped_steps"] == 0
@@ -196,7 +206,7 @@ def test_the_default_step_never_waits_for_the_device(region, carry, fused):
 
 
 def test_repeated_skips_warn_once_and_name_the_remedy():
-    net, x, y = problem()
+    net, _, _ = problem()
     optimizer = optim.SGD(net.parameters(), lr=0.1)
     clipper = UClip(optimizer, Norm(1.0), metrics_every=1)
 

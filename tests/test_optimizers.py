@@ -39,7 +39,11 @@ KINDS = [
 
 
 def make(name, kind, params):
-    options = {} if name == "Muon" else {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}[kind]
+    options = (
+        {}
+        if name == "Muon"
+        else {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}[kind]
+    )
     return OPTIMIZERS[name](params, **options)
 
 
@@ -60,7 +64,9 @@ def train(net, optimizer, x, y, clip=lambda: None):
     return [p.detach().clone() for p in net.parameters()]
 
 
-@pytest.mark.parametrize("region", [Component(0.02), Norm(0.1), Adaptive(1, 0.5, EWMA())], ids=["component", "norm", "adaptive"])
+@pytest.mark.parametrize(
+    "region", [Component(0.02), Norm(0.1), Adaptive(1, 0.5, EWMA())], ids=["component", "norm", "adaptive"]
+)
 @pytest.mark.parametrize(("name", "kind"), KINDS)
 def test_equals_a_hand_written_loop(name, kind, region):
     net, x, y = net_and_batches(name)

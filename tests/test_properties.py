@@ -32,7 +32,9 @@ def clip_all(region, rows, dtype=torch.float64, **options):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-@pytest.mark.parametrize("region", [Component(0.5), Norm(2.0), Sign(0.5), Adaptive(1, 1, EWMA())], ids=lambda r: type(r).__name__)
+@pytest.mark.parametrize(
+    "region", [Component(0.5), Norm(2.0), Sign(0.5), Adaptive(1, 1, EWMA())], ids=lambda r: type(r).__name__
+)
 def test_mass_is_conserved_over_10000_steps(region, dtype):
     """sum(g) - sum(u) == carry, up to the carry's own rounding."""
     rng = np.random.default_rng(0)
@@ -122,7 +124,7 @@ def test_adaptive_is_scale_equivariant(rows, power):
 @given(sequences, radii)
 def test_carry_is_the_soft_threshold(rows, radius):
     """The carry after a step is what sticks out: (|s| - radius)+ per coordinate, or of the norm."""
-    updates, carries = clip_all(Component(radius), rows)
+    _, carries = clip_all(Component(radius), rows)
     before = torch.cat([torch.zeros(1, rows.shape[1], dtype=torch.float64), carries[:-1]])
     totals = torch.as_tensor(rows).double() + before
     assert torch.equal(carries, torch.sign(totals) * (totals.abs() - radius).clamp(min=0))

@@ -90,5 +90,7 @@ def test_bad_arguments_complain_as_everywhere():
 def test_bfloat16_rounding_against_torch():
     import torch
 
-    x = np.concatenate([np.random.default_rng(0).standard_normal(10_000), [0, 1e-40, 3.3e38, np.inf]]).astype(np.float32)
+    x = np.concatenate([np.random.default_rng(0).standard_normal(10_000), [0, 1e-40, 3.3e38, np.inf]]).astype(
+        np.float32
+    )
     np.testing.assert_array_equal(_to_bfloat16(x), torch.tensor(x).bfloat16().float().numpy())

@@ -5,7 +5,16 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def number(owner: str, name: str, value: Any, *, low: float = 0.0, high: float = math.inf, low_open: bool = False, high_open: bool = False) -> None:
+def number(
+    owner: str,
+    name: str,
+    value: Any,
+    *,
+    low: float = 0.0,
+    high: float = math.inf,
+    low_open: bool = False,
+    high_open: bool = False,
+) -> None:
     """Raise unless ``value`` is a real number between ``low`` and ``high``.
 
     Bounds belong to the range unless the matching ``*_open`` flag is set. NaN is never inside.
@@ -29,7 +38,9 @@ def size(owner: str, name: str, value: Any, *, zero_ok: bool = False, hint: str 
     if callable(value):
         return
     if isinstance(value, bool) or value is None or isinstance(value, str):
-        raise TypeError(f"{owner}: {name} must be a number, a schedule step -> number, or one value per parameter; got {value!r}.")
+        raise TypeError(
+            f"{owner}: {name} must be a number, a schedule step -> number, or one value per parameter; got {value!r}."
+        )
     if isinstance(value, (int, float)):
         if math.isnan(value) or value < 0 or (value == 0 and not zero_ok):
             wanted = "at least 0" if zero_ok else "above 0"

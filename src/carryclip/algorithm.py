@@ -5,8 +5,8 @@
     apply     one array and its scalars -> update, new buffers
 
 A scope is a set of arrays clipped as one vector: all parameters of a ``Norm``, or one group, or one tensor. ``xp``
-provides ``where clip abs sign sqrt expm1 sum max isfinite all astype finfo`` with NumPy's meanings. Scalars stay arrays, so
-nothing here waits for a device.
+provides ``where clip abs sign sqrt expm1 sum max isfinite all astype finfo`` with NumPy's meanings. Scalars stay
+arrays, so nothing here waits for a device.
 """
 
 import math
@@ -121,7 +121,7 @@ def measure(xp: Any, rule: Rule, gradient: Any, carry: Any, dtype: Any) -> Sums:
     total = raw if carry is None else raw + carry
     total_sq = xp.sum(total * total)
     bad = ~xp.isfinite(total_sq)
-    if rule.gates_scopes:
+    if rule.gates_scopes and carry is not None:
         return Sums(bad, total_sq, carry_sq=xp.sum(carry * carry), dot=xp.sum(raw * carry))
     return Sums(bad, total_sq)
 
@@ -216,7 +216,9 @@ def apply(
         diagnosis = diagnose(xp, step, joint=verdict is not None)
     if skip is not None:
         update = xp.where(skip, 0.0, update)
-        moved = Buffers(*(None if new is None else xp.where(skip, old, new) for old, new in zip(buffers, moved, strict=True)))
+        moved = Buffers(
+            *(None if new is None else xp.where(skip, old, new) for old, new in zip(buffers, moved, strict=True))
+        )
     return Outcome(update, moved, dropped_sq, diagnosis)
 
 
@@ -237,9 +239,7 @@ def _rounded(xp: Any, values: Any, dtype: Any) -> Any:
     return values if values.dtype == dtype else xp.astype(_within(xp, values, dtype), dtype)
 
 
-def _radius(
-    xp: Any, rule: Rule, source: Buffers, sizes: tuple[Any, ...], narrow: Any, dtype: Any
-) -> tuple[Any, Any]:
+def _radius(xp: Any, rule: Rule, source: Buffers, sizes: tuple[Any, ...], narrow: Any, dtype: Any) -> tuple[Any, Any]:
     """(radius rounded toward zero in the gradient's type, running mean or None); infinite before the moments exist."""
     estimator = rule.region.estimator
     if estimator is None:
@@ -252,9 +252,7 @@ def _radius(
     return toward_zero(xp, radius, narrow) if rule.region.centred else radius, mean
 
 
-def _carried(
-    xp: Any, rule: Rule, raw: Any, rest: Any, buffers: Buffers, count: Any, radius: Any
-) -> tuple[Any, Any]:
+def _carried(xp: Any, rule: Rule, raw: Any, rest: Any, buffers: Buffers, count: Any, radius: Any) -> tuple[Any, Any]:
     """(what is kept of ``rest``, new feed average) under a coordinate-wise rule."""
     policy = rule.carry
     if isinstance(policy, Leaky):

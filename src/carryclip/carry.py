@@ -76,5 +76,6 @@ def check_policy(policy: object) -> CarryPolicy:
     if isinstance(policy, type) and issubclass(policy, (Capped, Leaky, Gated)):
         raise TypeError(f"carry={policy.__name__} is the class: write carry={policy.__name__}(...).")
     raise TypeError(
-        f"Unknown carry policy {policy!r}. Use True (keep all), False (plain clipping), Capped(radii), Leaky(kappa) or Gated()."
+        f"Unknown carry policy {policy!r}. Use True (keep all), False (plain clipping), Gated(), Capped(radii) or "
+        "Leaky(kappa)."
     )

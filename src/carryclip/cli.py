@@ -1,10 +1,9 @@
 """The command line. It starts fast: every command imports what it needs when it runs."""
 
 import sys
-from typing import Annotated
 
 try:
-    from cyclopts import App, Parameter
+    from cyclopts import App
 except ModuleNotFoundError:  # the library itself does not need it
     sys.exit('The command line needs a few more packages:\n\n    pip install "carryclip[experiments]"\n')
 
@@ -22,7 +21,7 @@ def demo(
     *,
     epochs: int = 30,
     seeds: int = 3,
-    out: Annotated[str, Parameter(help="Folder for the figure and the numbers.")] = "carryclip-demo",
+    out: str = "carryclip-demo",
 ) -> int:
     """Train scikit-learn's digits three ways (no clipping, plain clipping, U-Clip) and compare them.
 
@@ -31,6 +30,7 @@ def demo(
     Args:
         epochs: passes over the training set.
         seeds: runs per method; the table shows medians.
+        out: folder for the figure and the numbers.
     """
     from carryclip.experiments.demo import main
 

@@ -29,7 +29,7 @@ class CarryClipWarning(UserWarning):
 
 
 class Step(NamedTuple):
-    """One array at one step: raw gradient, g + carry, its projection, the rounded update, the carry before and after."""
+    """One array at one step: raw gradient, g + carry, its projection, the rounded update, carry before and after."""
 
     raw: Any
     total: Any

@@ -72,7 +72,9 @@ class UClip:
         scopes = self._scopes(gradients)
         if self._rejected(clean, scopes):
             self.skipped_steps += 1
-            return [None if g is None else (np.zeros_like(g) if self._region(i) else g) for i, g in enumerate(gradients)]
+            return [
+                None if g is None else (np.zeros_like(g) if self._region(i) else g) for i, g in enumerate(gradients)
+            ]
         updates: list[Array | None] = list(gradients)
         dropped_sq = 0.0
         for key, members in scopes.items():
@@ -128,7 +130,7 @@ class UClip:
             s = np.clip(s, -largest, largest)
         if isinstance(region, Sign):
             aim = gamma * np.sign(s)
-        else:  #                                                               clip(x, gamma) = max{min{x, gamma}, -gamma}
+        else:  #                                                             clip(x, gamma) = max{min{x, gamma}, -gamma}
             aim = np.maximum(np.minimum(s, centre + gamma), centre - gamma)
         u = self._rounded(aim, g.dtype)
         rest = s - u  #                                                        Delta_{t+1} = g_t + Delta_t - u_t
@@ -185,12 +187,12 @@ class UClip:
         g = g.astype(np.float64 if g.dtype == np.float64 else np.float32)
         return np.where(np.isfinite(g), g, 0).astype(g.dtype) if self.nonfinite == "zero" else g
 
-    def _rejected(self, clean: list[Array | None], scopes: dict[Any, list[int]]) -> bool:
+    def _rejected(self, clean: list[Any], scopes: dict[Any, list[int]]) -> bool:
         if self.nonfinite == "propagate":
             return False
         bad = []
         for members in scopes.values():
-            finite = all(np.isfinite(clean[i]).all() for i in members)  # type: ignore[arg-type]
+            finite = all(np.isfinite(clean[i]).all() for i in members)
             if isinstance(self._region(members[0]), Norm) and finite:
                 with np.errstate(over="ignore"):
                     s = [clean[i] + self._carry_of(i, clean[i]) for i in members]

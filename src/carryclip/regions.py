@@ -185,7 +185,9 @@ class Adaptive(_WithMoments):
         _checks.number("Adaptive", "min_radius", self.min_radius)
         self._check_moments("Adaptive", self.moments)
         if (self.mean, self.std, self.min_radius) == (0, 0, 0):
-            raise ValueError("Adaptive: mean and std are both 0, so every radius would be 0. Try Adaptive(mean=1, std=2).")
+            raise ValueError(
+                "Adaptive: mean and std are both 0, so every radius would be 0. Try Adaptive(mean=1, std=2)."
+            )
 
     @property
     def estimator(self) -> Moments:

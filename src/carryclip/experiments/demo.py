@@ -1,6 +1,8 @@
 """The demo: digits trained three ways, with a table, a figure, and what the carry did."""
 
 import csv
+import functools
+import itertools
 import statistics
 import time
 from dataclasses import dataclass, field
@@ -52,9 +54,9 @@ class Run:
 
 def load() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Train images and labels, test images and labels; a fixed fifth is the test set."""
-    digits = load_digits()
-    images = torch.tensor(digits.data, dtype=torch.float32) / 16.0
-    labels = torch.tensor(digits.target)
+    pixels, digits = load_digits(return_X_y=True)
+    images = torch.tensor(pixels, dtype=torch.float32) / 16.0
+    labels = torch.tensor(digits)
     order = torch.tensor(np.random.default_rng(0).permutation(len(labels)))
     test, train = order[: len(order) // 5], order[len(order) // 5 :]
     return images[train], labels[train], images[test], labels[test]
@@ -87,14 +89,24 @@ def train(method: str, seed: int, epochs: int, data: tuple[Tensor, Tensor, Tenso
             run.loss.append(torch.stack(losses).mean().item())
             run.train_accuracy.append((net(x_train).argmax(1) == y_train).float().mean().item())
             run.test_accuracy.append((net(x_test).argmax(1) == y_test).float().mean().item())
-        tick(method)
+        tick()
     return run
 
 
 def table(runs: list[Run], epochs: int) -> Table:
     """The comparison: medians over seeds."""
-    shown = Table(title=f"digits, batch {BATCH}, lr {LEARNING_RATE}, norm radius {RADIUS}, {epochs} epochs; medians over seeds")
-    for column in ("method", "epochs to 99 %", "final loss", "test acc.", "clipped steps", "largest carry", "carry feed"):
+    shown = Table(
+        title=f"digits, batch {BATCH}, lr {LEARNING_RATE}, norm radius {RADIUS}, {epochs} epochs; medians over seeds"
+    )
+    for column in (
+        "method",
+        "epochs to 99 %",
+        "final loss",
+        "test acc.",
+        "clipped steps",
+        "largest carry",
+        "carry feed",
+    ):
         shown.add_column(column, justify="left" if column == "method" else "right")
     for method, options in METHODS.items():
         mine = [run for run in runs if run.method == method]
@@ -138,7 +150,9 @@ def draw(runs: list[Run], folder: Path) -> list[Path]:
         "update": ("update_norm", "C0", "-", 1.0),
     }
     for label, (name, colour, line, width) in lines.items():
-        right.plot(shown.steps, [m[name] for m in shown.metrics], color=colour, linestyle=line, linewidth=width, label=label)
+        right.plot(
+            shown.steps, [m[name] for m in shown.metrics], color=colour, linestyle=line, linewidth=width, label=label
+        )
     right.axhline(RADIUS, color="black", linewidth=1, linestyle="--", label="radius")
     right.set(xlabel="step", ylabel="Euclidean norm", title=f"What U-Clip did (seed {shown.seed})")
     right.legend(frameon=False, ncols=2)
@@ -177,15 +191,18 @@ def main(*, epochs: int, seeds: int, out: str) -> int:
     columns = (TextColumn("{task.description:16}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("training", total=len(METHODS) * seeds * epochs)
-        for seed in range(seeds):
-            for method in METHODS:
-                runs.append(train(method, seed, epochs, data, lambda m: progress.update(task, advance=1, description=m)))
+        for seed, method in itertools.product(range(seeds), METHODS):
+            tick = functools.partial(progress.update, task, advance=1, description=method)
+            runs.append(train(method, seed, epochs, data, tick))
     console.print(table(runs, epochs))
     console.print(
-        "Clipped steps: share of steps whose gradient was too long. Carry feed: how much of a radius each gradient adds in\n"
-        "the carry's direction (near +1 for long would mean that the carry winds up)."
+        "Clipped steps: share of steps whose gradient was too long. Carry feed: how much of a radius each gradient "
+        "adds in the carry's direction (near +1 for long would mean that the carry winds up)."
     )
     figures = draw(runs, folder)
     write_csv(runs, folder / "demo.csv")
-    console.print(f"\nDone in {time.perf_counter() - start:.0f} s. Open [bold]{figures[0]}[/bold]; the curves are in {folder / 'demo.csv'}.")
+    console.print(
+        f"\nDone in {time.perf_counter() - start:.0f} s. Open [bold]{figures[0]}[/bold]; "
+        f"the curves are in {folder / 'demo.csv'}."
+    )
     return 0

@@ -62,7 +62,10 @@ class Advice:
                 f"{_percent(self.bias)} of the mean gradient; the carry reached {self.carry_ratio:.3g} radii"
             )
         else:
-            lines.append(f"  the observed region clips {self.clipped:.1%} of the coordinates; the carry reached {self.carry_ratio:.3g} radii")
+            lines.append(
+                f"  the observed region clips {self.clipped:.1%} of the coordinates; "
+                f"the carry reached {self.carry_ratio:.3g} radii"
+            )
         if self.suggested_radius is not None:
             lines.append(
                 f"  at the suggested radius {self.suggested_radius:.3g} plain clipping would be off by "
@@ -144,7 +147,9 @@ class Observer:
             choice = ", carry=Gated()" if carry_ratio > Gated().cap else ""
             reason += "; the carry grows large, so gate it." if choice else "; the full carry stays small."
         else:
-            call = f"{type(region).__name__}({suggested:g}" + (f", over={region.over!r})" if joint and region.over != "all" else ")")
+            call = f"{type(region).__name__}({suggested:g}" + (
+                f", over={region.over!r})" if joint and region.over != "all" else ")"
+            )
             choice, reason = _choose_policy(radius, mean_size, suggested, suggested_bias, spikes)
         return Advice(
             steps=len(good),
@@ -152,7 +157,9 @@ class Observer:
             quantiles=quantiles,
             mean_size=mean_size,
             radius=radius,
-            clipped=view.clipped(radius) if radius is not None else float(metrics[:, LAST_STEP.index("clipped_fraction")].mean()),
+            clipped=view.clipped(radius)
+            if radius is not None
+            else float(metrics[:, LAST_STEP.index("clipped_fraction")].mean()),
             bias=view.bias(radius) if radius is not None else math.nan,
             carry_ratio=carry_ratio,
             suggested_radius=suggested if isinstance(region, (Norm, Component)) else None,
@@ -168,11 +175,20 @@ def _choose_policy(radius: float | None, mean: float, suggested: float, bias: fl
     if radius is not None and radius < mean:
         low = f"the observed radius {radius:.3g} is below the mean gradient, where the full carry winds up. "
     if bias < NEGLIGIBLE_BIAS:
-        return ", carry=False", low + "at the suggested radius plain clipping has next to no bias, so the carry's memory buys nothing."
+        return (
+            ", carry=False",
+            low + "at the suggested radius plain clipping has next to no bias, so the carry's memory buys nothing.",
+        )
     if spikes > Gated().cap:
-        return ", carry=Gated()", low + f"there are spikes of {spikes:.3g} radii; Gated bounds what is paid back for them."
+        return (
+            ", carry=Gated()",
+            low + f"there are spikes of {spikes:.3g} radii; Gated bounds what is paid back for them.",
+        )
     if low or suggested <= 2 * mean:
-        return ", carry=Gated()", low + "the mean gradient is near the radius; Gated stops the carry where it could not drain."
+        return (
+            ", carry=Gated()",
+            low + "the mean gradient is near the radius; Gated stops the carry where it could not drain.",
+        )
     return "", "the radius is well above the mean gradient, so the full carry drains and removes the bias."
 
 

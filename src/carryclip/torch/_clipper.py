@@ -14,8 +14,8 @@ from carryclip.torch import _layout, _targets
 from carryclip.torch._advice import Advice, Observer
 from carryclip.torch._engine import Engine, Report
 from carryclip.torch._hooks import Hooks, widen
-from carryclip.torch._layout import Group, Layout, Leaf, RegionMap
-from carryclip.torch._state import PREFIX, REGION, STEPS, Ledger, OptimizerHome, OwnHome, params_of
+from carryclip.torch._layout import Group, Leaf, RegionMap
+from carryclip.torch._state import PREFIX, REGION, STEPS, Ledger, OptimizerHome, OwnHome
 from carryclip.torch._watch import Metrics, Watch
 
 
@@ -81,23 +81,28 @@ class UClip:
     # ------------------------------------------------------------------ use
 
     def clip_(self) -> None:
-        """Clip the gradients in place (explicit form). Call it once per step, after ``backward()`` and any unscaling."""
+        """Clip the gradients in place (explicit form), once per step, after ``backward()`` and any unscaling."""
         if self.optimizers:
-            raise RuntimeError("This clipper is attached to its optimizer and clips inside step(); do not call clip_() as well.")
+            raise RuntimeError(
+                "This clipper is attached to its optimizer and clips inside step(); do not call clip_() as well."
+            )
         self.run(None, None)
 
     def metrics(self) -> Metrics:
-        """Figures of the last measured step and running totals; reading waits for the device only when a number is used.
+        """Figures of the last measured step, and running totals; waits for the device only when a number is used.
 
-        ``grad_norm sum_norm update_norm carry_norm radius_norm``: Euclidean norms of g, g + carry, u, the new carry and
-        the radius. ``clipped_fraction``: share of coordinates that clipping changed. ``carry_ratio``: largest |carry| in
-        radii. ``carry_feed``: how much of a radius the gradient adds in the carry's direction, in [-1, 1], averaged with
-        |carry| as weight; near 1 for long means wind-up. ``skipped_steps``, ``dropped_norm``: over the whole run.
+        - ``grad_norm``, ``sum_norm``, ``update_norm``, ``carry_norm``, ``radius_norm``: Euclidean norms of g,
+          g + carry, u, the new carry and the radius.
+        - ``clipped_fraction``: share of coordinates that clipping changed.
+        - ``carry_ratio``: the largest |carry|, in radii.
+        - ``carry_feed``: how much of a radius the gradient adds in the carry's direction, in [-1, 1], averaged over the
+          coordinates with |carry| as weight; near 1 for long means wind-up.
+        - ``skipped_steps``, ``dropped_norm``: over the whole run.
         """
         return self._watch.metrics()
 
     def carry(self, param: Tensor | str | int) -> Tensor:
-        """The carry of one parameter (or of its name or position); zeros before its first step and for ``carry=False``."""
+        """The carry of a parameter, given itself, its name or position; zeros before its first step."""
         leaf = self._find(param)
         found = self._engine.home.entries(leaf.param).get(PREFIX + "carry")
         return torch.zeros_like(leaf.param, requires_grad=False) if found is None else found
@@ -112,7 +117,9 @@ class UClip:
     def advise(self) -> Advice:
         """What the observed gradients say about clipping, and a line to paste; needs ``observe=True``."""
         if self._observer is None:
-            raise RuntimeError("advise() needs observed steps: attach with UClip(optimizer, region, observe=True) and train on.")
+            raise RuntimeError(
+                "advise() needs observed steps: attach with UClip(optimizer, region, observe=True) and train on."
+            )
         return self._observer.advise(self._layout, self.carry_policy, self.metrics())
 
     def remove(self) -> None:
@@ -124,7 +131,7 @@ class UClip:
     # ------------------------------------------------------------------ checkpoints of the explicit form
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a resumed run needs (explicit form); with an optimizer, ``optimizer.state_dict()`` has it already."""
+        """All that a resumed run needs (explicit form); otherwise it is part of ``optimizer.state_dict()``."""
         home = self._explicit_home("state_dict")
         self.check()
         groups: list[Group] = [{} for _ in self._layout.groups]
@@ -137,9 +144,13 @@ class UClip:
         home = self._explicit_home("load_state_dict")
         groups, state = state_dict.get("groups"), state_dict.get("state")
         if groups is None or state is None:
-            raise ValueError(f"Not a state of UClip: expected the keys 'groups' and 'state', found {sorted(state_dict)}.")
+            raise ValueError(
+                f"Not a state of UClip: expected the keys 'groups' and 'state', found {sorted(state_dict)}."
+            )
         if len(groups) != len(self._layout.groups):
-            raise ValueError(f"The state has {len(groups)} groups of parameters, this clipper has {len(self._layout.groups)}.")
+            raise ValueError(
+                f"The state has {len(groups)} groups of parameters, this clipper has {len(self._layout.groups)}."
+            )
         for number, entries in state.items():
             leaf = self._layout.leaves[number] if number < len(self._layout.leaves) else None
             found = entries.get(PREFIX + "carry")
@@ -230,7 +241,9 @@ class UClip:
         self.ledger.write(self._groups, self._layout, self._description())
 
     def _feed_type(self, rule: int) -> torch.dtype:
-        wide = any(leaf.param.dtype in (torch.float64, torch.complex128) for leaf in self._layout.leaves if leaf.rule == rule)
+        wide = any(
+            leaf.param.dtype in (torch.float64, torch.complex128) for leaf in self._layout.leaves if leaf.rule == rule
+        )
         return torch.float64 if wide else torch.float32
 
     def _adopt_found(self, optimizer: Optimizer) -> None:
@@ -238,8 +251,8 @@ class UClip:
         cast = widen(optimizer)
         if cast:
             warnings.warn(
-                f"{self.summary()}: {', '.join(cast)} had been cast to the parameters' type by a load without U-Clip, and lost "
-                "precision. Attach UClip before optimizer.load_state_dict().",
+                f"{self.summary()}: {', '.join(cast)} had been cast to the parameters' type by a load without "
+                "U-Clip, and lost precision. Attach UClip before optimizer.load_state_dict().",
                 CarryClipWarning,
                 stacklevel=4,
             )
@@ -281,7 +294,11 @@ class UClip:
         alone = sum(place is None for place in self._layout.groups)
         verb = "watches (observe=True, changes nothing)" if self._observer is not None else "clips"
         carry = {True: "what is cut is carried to the next step", False: "what is cut is lost (plain clipping)"}
-        kept = carry[self.carry_policy] if isinstance(self.carry_policy, bool) else f"what is cut is kept under {self.carry_policy!r}"
+        kept = (
+            carry[self.carry_policy]
+            if isinstance(self.carry_policy, bool)
+            else f"what is cut is kept under {self.carry_policy!r}"
+        )
         skips = all(getattr(o, "_step_supports_amp_scaling", False) for o in self.optimizers) and self.optimizers
         bad = {
             "skip": "skips the step" if skips else "gives the optimizer a zero gradient and keeps the carry",
@@ -291,7 +308,8 @@ class UClip:
         }[self.nonfinite]
         lines = [
             self.summary(),
-            f"  {verb} {_count(len(leaves), 'parameter')} ({size:,} numbers) in {_count(len(self._layout.groups) - alone, 'group')}"
+            f"  {verb} {_count(len(leaves), 'parameter')} ({size:,} numbers) in "
+            + _count(len(self._layout.groups) - alone, "group")
             + (f", leaves {_count(alone, 'group')} alone" if alone else "")
             + ("" if self.optimizers else "; explicit form, call clip_() before each step"),
             f"  {kept}; a non-finite gradient {bad}",

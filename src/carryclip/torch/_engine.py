@@ -52,7 +52,9 @@ class Report(NamedTuple):
 class Engine:
     """Runs the algorithm over a layout, with buffers from a home and scalars from a ledger."""
 
-    def __init__(self, home: OwnHome | OptimizerHome, ledger: Ledger, metrics_every: int, *, write: bool = True) -> None:
+    def __init__(
+        self, home: OwnHome | OptimizerHome, ledger: Ledger, metrics_every: int, *, write: bool = True
+    ) -> None:
         self.home = home
         self.ledger = ledger
         self.metrics_every = metrics_every
@@ -65,7 +67,7 @@ class Engine:
     def run(self, layout: Layout, found_inf: Tensor | None = None, grad_scale: Tensor | None = None) -> Report:
         """Clip the gradients of all parameters that have one.
 
-        ``found_inf`` is a verdict from outside; ``grad_scale`` a loss scale still in the gradients, when only observing.
+        ``found_inf`` is a verdict from outside; ``grad_scale`` a loss scale still in them, when only observing.
         """
         self._scale = grad_scale
         jobs = [self._open(layout, leaf) for leaf in layout.leaves if leaf.param.grad is not None]
@@ -87,7 +89,9 @@ class Engine:
         }
         skip = self._skip(layout, jobs, sums, totals, found_inf, step, device)
         self.ledger.steps += 1
-        verdicts = {number: self._decide(layout, number, part, sizes[number][0], skip) for number, part in totals.items()}
+        verdicts = {
+            number: self._decide(layout, number, part, sizes[number][0], skip) for number, part in totals.items()
+        }
         dropped, diagnoses = [], []
         for job, own_sizes in zip(jobs, fitted, strict=True):
             own = job.leaf.rule
@@ -123,7 +127,9 @@ class Engine:
         if gradient.is_sparse:
             return self._open_sparse(leaf, rule, gradient, entries, dtype)
         if gradient.layout != torch.strided:
-            raise TypeError(f"The gradient of {leaf.name} has layout {gradient.layout}; only dense and COO gradients can be clipped.")
+            raise TypeError(
+                f"The gradient of {leaf.name} has layout {gradient.layout}; only dense and COO ones can be clipped."
+            )
         if self.write:
             gradient = writable(param)
         elif self._scale is not None:
@@ -133,7 +139,9 @@ class Engine:
             gradient = torch.view_as_real(gradient)
         return Job(leaf, rule, gradient, buffers, dtype, None, buffers)
 
-    def _open_sparse(self, leaf: Leaf, rule: Rule, gradient: Tensor, entries: dict[str, Any], dtype: torch.dtype) -> Job:
+    def _open_sparse(
+        self, leaf: Leaf, rule: Rule, gradient: Tensor, entries: dict[str, Any], dtype: torch.dtype
+    ) -> Job:
         """Only the rows present take part; the others keep their carry."""
         if rule.region.estimator is not None or rule.gates_coordinates:
             kind = "moments" if rule.region.estimator is not None else "a feed average per coordinate (Gated)"
@@ -278,7 +286,9 @@ class Engine:
         if skip is not None:
             ledger.skipped += skip
             ledger.streak.copy_(torch.where(skip, ledger.streak + 1, 0))
-        squares = dropped + [v.verdict.dropped.square().sum().float() for v in verdicts.values() if v.verdict.dropped is not None]
+        squares = dropped + [
+            v.verdict.dropped.square().sum().float() for v in verdicts.values() if v.verdict.dropped is not None
+        ]
         if squares and self.metrics_every > 0:
             amount = torch.stack(squares).sum().sqrt()
             ledger.dropped += amount if skip is None else torch.where(skip, 0.0, amount)
@@ -305,12 +315,12 @@ class Engine:
             columns = [[d[k] for _, d in members] for k in range(len(Diagnosis._fields))]
             summed = [_by_scope(column, where, width, device, dtype) for column in columns[:-1]]
             worst = torch.stack([_scalar(r, device, dtype) for r in columns[-1]]).amax().reshape(1)
-            part = Diagnosis(*summed, worst)
+            part = Diagnosis._make([*summed, worst])
             if joint:
                 part = of_scopes(xp, part, sizes[number][0], joint.verdict.clipped)
             parts.append(part)
         totals = [torch.cat([getattr(part, name) for part in parts]) for name in Diagnosis._fields]
-        overall = Diagnosis(*(column.sum() for column in totals[:-1]), totals[-1].amax())
+        overall = Diagnosis._make([*(column.sum() for column in totals[:-1]), totals[-1].amax()])
         return torch.stack(last_step(xp, overall))
 
 

@@ -63,4 +63,4 @@ def uclipped(optimizer_class: type[Optimizer], region: Any, **options: Any) -> t
 
 def _rebuild(optimizer_class: type[Optimizer], region: Any, options: dict[str, Any]) -> Any:
     cls = uclipped(optimizer_class, region, **options)
-    return cls.__new__(cls)
+    return object.__new__(cls)

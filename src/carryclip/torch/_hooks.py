@@ -38,7 +38,7 @@ class Clipper(Protocol):
 class Hooks:
     """Connects a clipper with one or several optimizers.
 
-    Several optimizers are clipped together at the first ``step()`` of a round; a round ends when one of them steps again.
+    Several optimizers are clipped together at the first ``step()`` of a round; a round ends when one steps again.
     """
 
     def __init__(self, clipper: Clipper, optimizers: list[Optimizer], *, observe: bool) -> None:
@@ -92,8 +92,8 @@ class Hooks:
             calls += 1
             if calls > 1:
                 raise RuntimeError(
-                    f"{type(optimizer).__name__} evaluated its closure twice in one step. U-Clip works with optimizers that "
-                    "take one gradient per step; each further one would be clipped and carried again."
+                    f"{type(optimizer).__name__} evaluated its closure twice in one step. U-Clip works with optimizers "
+                    "that take one gradient per step; each further one would be clipped and carried again."
                 )
             loss = closure()
             self._clip(optimizer)
@@ -108,8 +108,8 @@ class Hooks:
             del optimizer.found_inf  # type: ignore[attr-defined]
         if len(self.optimizers) > 1 and getattr(optimizer, "grad_scale", None) is not None:
             raise RuntimeError(
-                "Several optimizers under one U-Clip need unscaled gradients: call scaler.unscale_(optimizer) for each of "
-                "them before the first scaler.step()."
+                "Several optimizers under one U-Clip need unscaled gradients: call scaler.unscale_(optimizer) for each "
+                "of them before the first scaler.step()."
             )
         if key in self._clipped_ahead:
             self._clipped_ahead.discard(key)
@@ -234,8 +234,9 @@ def _warn_if_orphaned(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     _attached.add(optimizer)
     if any(REGION in group for group in optimizer.param_groups):
         warnings.warn(
-            f"This {type(optimizer).__name__} holds the carry of U-Clip but no clipper is attached (deepcopy and pickle drop "
-            "hooks), so its gradients are not clipped. Attach one with UClip(optimizer, region), or make it with uclipped().",
+            f"This {type(optimizer).__name__} holds the carry of U-Clip but no clipper is attached (deepcopy and "
+            "pickle drop hooks), so its gradients are not clipped. Attach one with UClip(optimizer, region), or make it with "
+            "uclipped().",
             CarryClipWarning,
             stacklevel=4,
         )

@@ -118,7 +118,9 @@ class Ledger:
         found = self.feeds.get(rule)
         if found is None or found.average.numel() < size:
             device = self.skipped.device
-            feed = Feed(torch.zeros(size, dtype=dtype, device=device), torch.zeros(size, dtype=torch.int64, device=device))
+            feed = Feed(
+                torch.zeros(size, dtype=dtype, device=device), torch.zeros(size, dtype=torch.int64, device=device)
+            )
             if found is not None:
                 feed.average[: found.average.numel()] = found.average
                 feed.count[: found.count.numel()] = found.count

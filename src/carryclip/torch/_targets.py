@@ -20,7 +20,9 @@ _owners: Any = WeakTensorKeyDictionary()
 def parse(target: Any) -> tuple[list[Optimizer], list[Group]]:
     """(optimizers, []) or ([], groups of parameters), or an error that says what to pass."""
     if isinstance(target, torch.nn.Module):
-        raise TypeError("UClip needs an optimizer or parameters, not a module: pass the optimizer, or model.parameters().")
+        raise TypeError(
+            "UClip needs an optimizer or parameters, not a module: pass the optimizer, or model.parameters()."
+        )
     if isinstance(target, Optimizer) or hasattr(target, "param_groups"):
         return [_hookable(target)], []
     if isinstance(target, Tensor):
@@ -29,7 +31,9 @@ def parse(target: Any) -> tuple[list[Optimizer], list[Group]]:
         raise TypeError(f"UClip needs an optimizer, a list of optimizers, or parameters; got {type(target).__name__}.")
     items = list(target)
     if not items:
-        raise ValueError("UClip got an empty list: there are no parameters to clip. (A generator may be used up already.)")
+        raise ValueError(
+            "UClip got an empty list: there are no parameters to clip. (A generator may be used up already.)"
+        )
     if all(isinstance(item, Optimizer) or hasattr(item, "param_groups") for item in items):
         return [_hookable(item) for item in items], []
     return [], _groups(items)
@@ -42,16 +46,17 @@ def _hookable(optimizer: Any) -> Optimizer:
             if isinstance(getattr(optimizer, attribute, None), Optimizer):
                 raise TypeError(
                     f"{name} is a wrapper without step hooks. Attach to the optimizer inside it: "
-                    f"UClip(wrapped.{attribute}, ...) (a {type(getattr(optimizer, attribute)).__name__}), best before wrapping."
+                    f"UClip(wrapped.{attribute}, ...) (a {type(getattr(optimizer, attribute)).__name__}), best before "
+                    "wrapping."
                 )
         raise TypeError(
-            f"{name} has no step hooks, so U-Clip cannot see its steps. Attach to the torch.optim.Optimizer inside it, or "
-            "use the explicit form: clipper = UClip(params, region), then clipper.clip_() before each step."
+            f"{name} has no step hooks, so U-Clip cannot see its steps. Attach to the torch.optim.Optimizer inside it, "
+            "or use the explicit form: clipper = UClip(params, region), then clipper.clip_() before each step."
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise TypeError(
-            "LBFGS evaluates the gradient many times per step and needs consistent values: clipping with a carry would break "
-            "its line search. Use a first-order optimizer such as SGD or AdamW with U-Clip."
+            "LBFGS evaluates the gradient many times per step and needs consistent values: clipping with a carry would "
+            "break its line search. Use a first-order optimizer such as SGD or AdamW with U-Clip."
         )
     return optimizer
 

@@ -131,14 +131,14 @@ class Watch:
             self.warn(
                 "wind-up",
                 f"the carry is winding up: it holds up to {carried:.3g} radii and gradients keep feeding it "
-                f"(average feed {named['feed']:.2f}). The radius is below the mean gradient, so the debt grows and will "
-                "overshoot when it is paid. Use carry=Gated(), or a larger radius.",
+                f"(average feed {named['feed']:.2f}). The radius is below the mean gradient, so the debt grows and "
+                "will overshoot when it is paid. Use carry=Gated(), or a larger radius.",
             )
         if carried > UNDRAINABLE_RADII:
             self.warn(
                 "undrainable",
-                f"the carry holds up to {carried:.3g} radii; a float32 buffer cannot pay that back one radius at a time. "
-                "Use carry=Gated() or Capped(100), or a larger radius, and look for the batch that caused it.",
+                f"the carry holds up to {carried:.3g} radii; a float32 buffer cannot pay that back one radius at a "
+                "time. Use carry=Gated() or Capped(100), or a larger radius, and look for the batch that caused it.",
             )
         if named["streak"] >= SKIPS_IN_A_ROW:
             self.warn(

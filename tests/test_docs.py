@@ -1,0 +1,100 @@
+"""The Python in README and docs runs, every example runs, and every public name is documented."""
+
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+import carryclip
+import carryclip.torch
+from carryclip import CarryClipWarning, Component, Norm
+from carryclip.torch import UClip
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SNIPPETS = [page for page in PAGES if "```python" in page.read_text()]
+
+
+def surroundings():
+    """What a reader of the documentation has at hand."""
+    torch.manual_seed(0)
+    model, other_model = (torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2)) for _ in range(2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loss_fn = torch.nn.functional.cross_entropy
+    inputs, targets = torch.randn(16, 4), torch.randint(2, (16,))
+
+    def train(steps):
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss_fn(model(torch.randn(16, 4)), targets).backward()
+            optimizer.step()
+
+    second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    return {
+        "torch": torch,
+        "model": model,
+        "other_model": other_model,
+        "optimizer": optimizer,
+        "loss_fn": loss_fn,
+        "inputs": inputs,
+        "targets": targets,
+        "loader": [(inputs, targets)] * 3,
+        "train": train,
+        "device": "cpu",
+        "extra": torch.nn.Parameter(torch.zeros(2)),
+        "sgd": torch.optim.SGD(second[0].parameters(), lr=0.1),
+        "muon": torch.optim.SGD(second[0].parameters(), lr=0.1),
+        "adamw": torch.optim.AdamW(second[1].parameters()),
+        "Component": Component,
+        "Norm": Norm,
+        "UClip": UClip,
+    }
+
+
+@pytest.mark.parametrize("page", SNIPPETS, ids=lambda page: page.name)
+def test_snippets_run(page, monkeypatch):
+    """Blocks of a page share their names; a page may attach again and again, which a program may not."""
+    monkeypatch.setattr("carryclip.torch._targets.claim", lambda clipper, params: None)
+    names = surroundings()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CarryClipWarning)
+        for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+            exec(compile(block, str(page), "exec"), names)
+
+
+EXAMPLES = [path for path in sorted((ROOT / "examples").glob("*.py")) if path.name != "dangers.py"]  # has its own test
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_examples_run(example):
+    done = subprocess.run([sys.executable, example], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_the_readme_shows_what_the_dangers_example_prints():
+    done = subprocess.run([sys.executable, ROOT / "examples/dangers.py"], capture_output=True, text=True, check=True)
+    printed = [re.findall(r"-?\d+\.\d+", line)[-3:] for line in done.stdout.splitlines()[1:]]
+    readme = (ROOT / "README.md").read_text().replace("−", "-")
+    rows = [line for line in readme.splitlines() if line.startswith("| `carry=")]
+    shown = [re.findall(r"-?\d+\.\d+", line)[-3:] for line in rows]
+    assert [[float(x) for x in row] for row in shown] == [[float(x) for x in row] for row in printed]
+
+
+@pytest.mark.parametrize("module", [carryclip, carryclip.torch], ids=lambda module: module.__name__)
+def test_every_public_name_is_documented(module):
+    api = "".join(path.read_text() for path in (ROOT / "docs" / "api").glob("*.md"))
+    for name in module.__all__:
+        if name != "__version__":
+            assert re.search(rf"\b{name}\b", api), f"{name} is missing from docs/api"
+            assert getattr(module, name).__doc__, name
+
+
+def test_local_links_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"

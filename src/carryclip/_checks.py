@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 
@@ -19,8 +20,9 @@ def number(
 
     Bounds belong to the range unless the matching ``*_open`` flag is set. NaN is never inside.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{owner}: {name} must be a number, got {value!r} of type {type(value).__name__}.")
+    value = float(value)
     above = value > low if low_open else value >= low
     below = value < high if high_open else value <= high
     if not (above and below):
@@ -41,7 +43,7 @@ def size(owner: str, name: str, value: Any, *, zero_ok: bool = False, hint: str 
         raise TypeError(
             f"{owner}: {name} must be a number, a schedule step -> number, or one value per parameter; got {value!r}."
         )
-    if isinstance(value, (int, float)):
+    if isinstance(value, Real):
         if math.isnan(value) or value < 0 or (value == 0 and not zero_ok):
             wanted = "at least 0" if zero_ok else "above 0"
             raise ValueError(f"{owner}: {name} must be {wanted}, got {value!r}.{' ' + hint if hint else ''}")

@@ -131,6 +131,7 @@ def decide(xp: Any, rule: Rule, totals: Sums, radius: Any, feed: Feed | None, sk
 
     The update is scale·s, so what is cut has norm ||s|| - radius and the policies need no further pass over memory.
     """
+    radius = _nonnegative(xp, radius)
     norm = xp.sqrt(totals.total_sq)
     clipped = norm > radius
     scale = xp.where(clipped, radius / xp.where(clipped, norm, 1.0), 1.0)
@@ -228,6 +229,11 @@ def _sanitized(xp: Any, rule: Rule, gradient: Any, dtype: Any) -> Any:
     return xp.where(xp.isfinite(gradient), gradient, 0.0) if rule.nonfinite == "zero" else gradient
 
 
+def _nonnegative(xp: Any, radius: Any) -> Any:
+    """A radius that comes as an array cannot be checked without waiting for it: below 0 and NaN count as 0."""
+    return radius if isinstance(radius, (int, float)) else xp.where(radius >= 0.0, radius, 0.0)
+
+
 def _within(xp: Any, values: Any, dtype: Any) -> Any:
     """``values`` held within the finite range of ``dtype``."""
     largest = float(xp.finfo(dtype).max)
@@ -246,7 +252,7 @@ def _radius(xp: Any, rule: Rule, source: Buffers, sizes: tuple[Any, ...], narrow
         radius = rule.region.extent(xp, sizes, None, None)
         if isinstance(radius, (int, float)):
             return truncate(float(radius), xp.finfo(narrow)), None
-        return xp.astype(toward_zero(xp, radius, narrow), dtype), None
+        return xp.astype(toward_zero(xp, _nonnegative(xp, radius), narrow), dtype), None
     mean, std = estimator.estimate(xp, source.mean, source.second, xp.astype(source.count, dtype))
     radius = xp.where(source.count >= estimator.warmup, rule.region.extent(xp, sizes, mean, std), math.inf)
     return toward_zero(xp, radius, narrow) if rule.region.centred else radius, mean

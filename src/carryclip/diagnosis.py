@@ -4,6 +4,8 @@ They answer how much is clipped, how large the carry is against the radius, and 
 """
 
 import math
+import sys
+import warnings
 from typing import Any, NamedTuple
 
 from carryclip.precision import ratio
@@ -26,6 +28,14 @@ RUNNING = ("skipped_steps", "dropped_norm")
 
 class CarryClipWarning(UserWarning):
     """Something that carryclip noticed and that a person should look at; the message names the remedy."""
+
+
+def warn_user(message: str) -> None:
+    """Warn, pointing at the innermost line outside of carryclip and the frameworks it is called from."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("carryclip", "torch"):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, CarryClipWarning, stacklevel=level + 1)
 
 
 class Step(NamedTuple):

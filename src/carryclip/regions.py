@@ -7,6 +7,7 @@ the parameters or a mapping from parameter to value, each value a number or an a
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, ClassVar, Literal
 
 from carryclip import _checks
@@ -20,28 +21,13 @@ _OFF_HINT = "To leave parameters unclipped give their group None instead of a re
 
 def at_step(owner: str, value: Size, step: Any) -> Any:
     """``value`` with a schedule replaced by what it says for ``step``."""
-    if not callable(value):
-        return value
-    scheduled = value(step)
-    if isinstance(scheduled, (int, float)) and not scheduled >= 0.0:
-        raise ValueError(f"{owner}: the schedule gave {scheduled!r} at step {step}; a radius must be at least 0.")
-    return scheduled
-
-
-def of_parameter(owner: str, size: Any, key: Any, index: int) -> Any:
-    """The entry of a per-parameter ``size`` for one parameter: by ``key`` in a mapping, by ``index`` in a list."""
-    if isinstance(size, Mapping):
-        if key not in size:
-            raise ValueError(f"{owner}: the mapping has no radius for parameter {index}. Give every parameter a value.")
-        return size[key]
-    if isinstance(size, (list, tuple)):
-        if index >= len(size):
-            raise ValueError(
-                f"{owner}: {len(size)} radii were given, but there is a parameter {index} (counted from 0). "
-                "Give one value per parameter."
-            )
-        return size[index]
-    return size
+    if callable(value):
+        value = value(step)
+        if value is None or isinstance(value, (bool, str)):
+            raise TypeError(f"{owner}: the schedule gave {value!r} at step {step}; it must give a number.")
+        if isinstance(value, Real) and not float(value) >= 0.0:
+            raise ValueError(f"{owner}: the schedule gave {value!r} at step {step}; a radius must be at least 0.")
+    return float(value) if isinstance(value, Real) else value
 
 
 class Region:
@@ -184,7 +170,7 @@ class Adaptive(_WithMoments):
         _checks.size("Adaptive", "std", self.std, zero_ok=True)
         _checks.number("Adaptive", "min_radius", self.min_radius)
         self._check_moments("Adaptive", self.moments)
-        if (self.mean, self.std, self.min_radius) == (0, 0, 0):
+        if all(isinstance(size, Real) and size == 0 for size in (self.mean, self.std, self.min_radius)):
             raise ValueError(
                 "Adaptive: mean and std are both 0, so every radius would be 0. Try Adaptive(mean=1, std=2)."
             )

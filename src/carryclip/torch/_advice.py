@@ -94,7 +94,7 @@ class Observer:
         for leaf, pick in zip(layout.leaves, self._picks, strict=True):
             gradient = leaf.param.grad
             if gradient is None:
-                parts.append(torch.zeros(pick.numel(), device=pick.device))
+                parts.append(torch.full((pick.numel(),), math.nan, device=pick.device))
                 continue
             gradient = gradient.to_dense() if gradient.is_sparse else gradient
             gradient = torch.view_as_real(gradient) if gradient.is_complex() else gradient
@@ -125,10 +125,15 @@ class Observer:
         good = [k for k, skip in enumerate(skipped) if not skip]
         if len(good) < LEAST_STEPS:
             raise RuntimeError(
-                f"advise() has seen {len(good)} usable steps and needs at least {LEAST_STEPS}; a few hundred are better. "
-                "Train on with the clipper attached, then ask again."
+                f"advise() has seen {len(good)} usable steps and needs at least {LEAST_STEPS}; a few hundred are "
+                "better. Train on with the clipper attached, then ask again."
             )
         region = layout.rules[0].region
+        if len(layout.rules) > 1 or (isinstance(region, Norm) and region.over != "all"):
+            raise RuntimeError(
+                "advise() judges one region for the whole gradient. Observe with Norm(radius) or Component(radius) alone; "
+                "metrics() works with any region."
+            )
         gradients = torch.stack([self._samples[k] for k in good]).double().cpu()
         metrics = torch.stack([self._metrics[k] for k in good]).double().cpu()
         norms = metrics[:, LAST_STEP.index("grad_norm")]
@@ -147,9 +152,7 @@ class Observer:
             choice = ", carry=Gated()" if carry_ratio > Gated().cap else ""
             reason += "; the carry grows large, so gate it." if choice else "; the full carry stays small."
         else:
-            call = f"{type(region).__name__}({suggested:g}" + (
-                f", over={region.over!r})" if joint and region.over != "all" else ")"
-            )
+            call = f"{type(region).__name__}({suggested:g})"
             choice, reason = _choose_policy(radius, mean_size, suggested, suggested_bias, spikes)
         return Advice(
             steps=len(good),
@@ -196,7 +199,7 @@ class _NormView:
     """Gradient norms are known exactly; directions from the sampled coordinates."""
 
     def __init__(self, gradients: Tensor, norms: Tensor, coordinates: int) -> None:
-        self.gradients = gradients
+        self.gradients = gradients.nan_to_num(0.0)
         self.norms = norms
         self.blow_up = coordinates / gradients.shape[1]
 
@@ -216,24 +219,26 @@ class _NormView:
 
 
 class _CoordinateView:
-    """Every coordinate by itself."""
+    """Every coordinate by itself; NaN marks a coordinate that had no gradient in a step."""
 
     def __init__(self, gradients: Tensor) -> None:
         self.gradients = gradients
+        self.sizes = gradients[~gradients.isnan()].abs().sort().values
 
     def size_quantile(self, q: float) -> float:
-        flat = self.gradients.abs().reshape(-1).sort().values
-        return float(flat[min(len(flat) - 1, int(q * len(flat)))])
+        return float(self.sizes[min(len(self.sizes) - 1, int(q * len(self.sizes)))])
 
     def mean_size(self) -> float:
         """99 % of the coordinates have a mean below this; the estimate's own noise is taken out."""
-        steps = self.gradients.shape[0]
-        mean, variance = self.gradients.mean(0), self.gradients.var(0)
-        signal = (mean.square() - variance / steps).clamp(min=0).sqrt().sort().values
+        steps = (~self.gradients.isnan()).sum(0)
+        mean = self.gradients.nanmean(0)
+        variance = (self.gradients - mean).square().nansum(0) / (steps - 1).clamp(min=1)
+        signal = (mean.square() - variance / steps.clamp(min=1)).clamp(min=0).sqrt()
+        signal = signal[~signal.isnan()].sort().values
         return float(signal[min(len(signal) - 1, int(0.99 * len(signal)))])
 
     def clipped(self, radius: float) -> float:
-        return float((self.gradients.abs() > radius).double().mean())
+        return float((self.sizes > radius).double().mean())
 
     def bias(self, radius: float) -> float:
         cut = self.gradients - self.gradients.clamp(-radius, radius)
@@ -242,7 +247,11 @@ class _CoordinateView:
 
 def _cross(one: Tensor, other: Tensor) -> float:
     """<E[one], E[other]> from disjoint halves of the steps, so that the noise of one does not enter as signal."""
-    return float(0.5 * (one[::2].mean(0) @ other[1::2].mean(0) + other[::2].mean(0) @ one[1::2].mean(0)))
+
+    def half(values: Tensor, start: int) -> Tensor:
+        return values[start::2].nanmean(0).nan_to_num(0.0)
+
+    return float(0.5 * (half(one, 0) @ half(other, 1) + half(other, 0) @ half(one, 1)))
 
 
 def _relative(part: float, whole: float) -> float:

@@ -1,22 +1,35 @@
 """``UClip``: the clipper people attach to their optimizer."""
 
-import warnings
+import weakref
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from carryclip.algorithm import NonFinite
 from carryclip.carry import CarryPolicy, check_policy
-from carryclip.diagnosis import CarryClipWarning
+from carryclip.diagnosis import warn_user
 from carryclip.torch import _layout, _targets
 from carryclip.torch._advice import Advice, Observer
 from carryclip.torch._engine import Engine, Report
-from carryclip.torch._hooks import Hooks, widen
+from carryclip.torch._hooks import Hooks
 from carryclip.torch._layout import Group, Leaf, RegionMap
-from carryclip.torch._state import PREFIX, REGION, STEPS, Ledger, OptimizerHome, OwnHome
-from carryclip.torch._watch import Metrics, Watch
+from carryclip.torch._state import (
+    AVERAGES,
+    PREFIX,
+    REGION,
+    STEPS,
+    Ledger,
+    OptimizerHome,
+    OwnHome,
+    averages_of,
+    drop_unused,
+    params_of,
+    repair,
+)
+from carryclip.torch._watch import Metrics, Watch, has_values
 
 
 class UClip:
@@ -58,31 +71,46 @@ class UClip:
     ) -> None:
         if isinstance(metrics_every, bool) or not isinstance(metrics_every, int) or metrics_every < 0:
             raise ValueError(f"metrics_every must be a whole number of steps, or 0 for never; got {metrics_every!r}.")
-        self.regions = region if isinstance(region, RegionMap) else RegionMap(region)
+        optimizers, self._own_groups = _targets.parse(target)
+        self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
+        self.regions = RegionMap(region)
+        self.regions.check(self._groups)
         self.carry_policy = check_policy(carry)
-        self.nonfinite: NonFinite = nonfinite
-        self.optimizers, self._own_groups = _targets.parse(target)
-        self._layout = _layout.build(self._groups, self.regions, carry, nonfinite)
+        # A watcher must not raise into the training it watches, and must not take bad values for data.
+        self.nonfinite: NonFinite = (
+            "skip" if observe and nonfinite in ("skip", "zero", "raise", "propagate") else nonfinite
+        )
+        self._observer = Observer() if observe else None
+        self._layout = _layout.build(self._groups, self.regions, carry, self.nonfinite)
         self._signature = self._shape_of_groups()
-        if not observe:
-            _targets.claim(self, [leaf.param for leaf in self._layout.leaves])
-        keeps_own = observe or not self.optimizers
-        home = OwnHome() if keeps_own else OptimizerHome(self.optimizers)
+        _targets.claim(self, self._params(), watch_only=observe)
+        home = OptimizerHome(optimizers) if optimizers and not observe else OwnHome()
         self.ledger = Ledger(self._layout.leaves[0].param.device)
+        self.ledger.fit(self._layout)
         self._engine = Engine(home, self.ledger, 1 if observe else metrics_every, write=not observe)
         self._watch = Watch(self.ledger, self.summary(), self.carry_policy, quiet=observe)
-        self._observer = Observer() if observe else None
-        self._hooks = Hooks(self, self.optimizers, observe=observe) if self.optimizers else None
-        if not keeps_own:
-            for optimizer in self.optimizers:
+        self._hooks = Hooks(self, optimizers, observe=observe) if optimizers else None
+        self._removed = False
+        try:
+            for optimizer in optimizers if not observe else []:
                 self._adopt_found(optimizer)
             self._link()
+        except BaseException:
+            self.remove()
+            raise
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The optimizers this clipper is attached to; empty in the explicit form."""
+        return [optimizer for ref in self._optimizers if (optimizer := ref()) is not None]
 
     # ------------------------------------------------------------------ use
 
     def clip_(self) -> None:
         """Clip the gradients in place (explicit form), once per step, after ``backward()`` and any unscaling."""
-        if self.optimizers:
+        if self._removed:
+            raise RuntimeError("This clipper was removed. Make a new one with UClip(params, region).")
+        if self._optimizers:
             raise RuntimeError(
                 "This clipper is attached to its optimizer and clips inside step(); do not call clip_() as well."
             )
@@ -104,7 +132,7 @@ class UClip:
     def carry(self, param: Tensor | str | int) -> Tensor:
         """The carry of a parameter, given itself, its name or position; zeros before its first step."""
         leaf = self._find(param)
-        found = self._engine.home.entries(leaf.param).get(PREFIX + "carry")
+        found = self._engine.home.peek(leaf.param).get(PREFIX + "carry")
         return torch.zeros_like(leaf.param, requires_grad=False) if found is None else found
 
     def nonfinite_parameters(self) -> dict[str, int]:
@@ -126,7 +154,8 @@ class UClip:
         """Take the hooks off. The carry stays in the optimizer's state, where attaching again finds it."""
         if self._hooks is not None:
             self._hooks.remove()
-        _targets.release(self, [leaf.param for leaf in self._layout.leaves])
+        self._removed = True
+        _targets.release(self, self._params())
 
     # ------------------------------------------------------------------ checkpoints of the explicit form
 
@@ -136,7 +165,7 @@ class UClip:
         self.check()
         groups: list[Group] = [{} for _ in self._layout.groups]
         self.ledger.write(groups, self._layout, self._description())
-        state = {leaf.number: dict(home.entries(leaf.param)) for leaf in self._layout.leaves}
+        state = {leaf.number: dict(home.peek(leaf.param)) for leaf in self._layout.leaves}
         return {"groups": groups, "state": {number: entries for number, entries in state.items() if entries}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -161,11 +190,11 @@ class UClip:
         for number, entries in state.items():
             param = self._layout.leaves[number].param
             home.entries(param).update({k: v.to(param.device, copy=True) for k, v in entries.items()})
-        self._compare_region(groups)
-        self.ledger.read(groups, self._layout)
+        self._take_over(groups, self._layout.groups, self._layout.leaves, home)
+        self._watch.reset()
 
     def _explicit_home(self, method: str) -> OwnHome:
-        if self.optimizers or not isinstance(self._engine.home, OwnHome):
+        if self._optimizers or not isinstance(self._engine.home, OwnHome):
             raise RuntimeError(f"The carry is part of the optimizer's state: use optimizer.{method}(...) instead.")
         return self._engine.home
 
@@ -173,17 +202,16 @@ class UClip:
 
     def run(self, found_inf: Tensor | None, grad_scale: Tensor | None) -> Report:
         """One step of the algorithm on the gradients as they are now."""
-        if self._shape_of_groups() != self._signature:
-            self._extend()
+        self.refresh()
         step = self.ledger.steps
         report = self._engine.run(self._layout, found_inf, grad_scale)
-        if self.optimizers and self._observer is None:
-            for group in self._groups:
+        if self._observer is not None:
+            self._observer.record(self._layout, report, grad_scale)
+        else:
+            for group in self._groups if self._optimizers else []:
                 group[STEPS] = self.ledger.steps
         if report.metrics is not None:
             self._watch.record(report.metrics, report.skip, step)
-        if self._observer is not None:
-            self._observer.record(self._layout, report, grad_scale)
         return report
 
     def settle(self, optimizer: Optimizer) -> None:
@@ -191,28 +219,41 @@ class UClip:
         if isinstance(self._engine.home, OptimizerHome):
             self._engine.home.settle(optimizer)
 
+    def refresh(self) -> None:
+        """Take in param groups that were added, and regions that were changed."""
+        signature = self._shape_of_groups()
+        if signature == self._signature:
+            return
+        old = self._layout
+        layout = _layout.build(self._groups, self.regions, self.carry_policy, self.nonfinite)
+        _targets.claim(self, [leaf.param for leaf in layout.leaves], watch_only=self._observer is not None)
+        self._layout, self._signature = layout, signature
+        self._engine.move(old, layout)
+        self.ledger.fit(layout, old)
+        self._link()
+
     def adopt(self, optimizer: Optimizer, *, marked: bool) -> None:
         """The optimizer has loaded a checkpoint."""
         home = self._engine.home
         if isinstance(home, OptimizerHome):
             home.forget(optimizer)
+        self._engine.bad_steps = None
+        self._watch.reset()
         if marked:
             self._adopt_found(optimizer)
         else:
             self.ledger.reset()
             if any(optimizer.state.values()):
-                warnings.warn(
-                    f"{self.summary()}: the checkpoint was written without U-Clip, so the carry starts from zero.",
-                    CarryClipWarning,
-                    stacklevel=4,
+                warn_user(
+                    f"{self.summary()}: the checkpoint was written without U-Clip, so the carry starts from zero."
                 )
         self._link()
 
     def check(self) -> None:
         """Fetch the metrics, which warns if there is something to warn of."""
-        if self._watch.step >= 0 and self.ledger.steps:
+        if self._watch.step >= 0:
             vector = self._watch.vector()
-            if type(vector) is Tensor:
+            if has_values(vector):
                 self._watch.check(vector.tolist())
 
     # ------------------------------------------------------------------ inside
@@ -221,57 +262,60 @@ class UClip:
     def _groups(self) -> list[Group]:
         return [group for optimizer in self.optimizers for group in optimizer.param_groups] or self._own_groups
 
-    def _shape_of_groups(self) -> tuple[tuple[int, int], ...]:
-        return tuple((id(group["params"]), len(group["params"])) for group in self._groups)
+    def _params(self) -> list[Tensor]:
+        return [leaf.param for leaf in self._layout.leaves]
 
-    def _extend(self) -> None:
-        """Parameter groups were added."""
-        self._layout = _layout.build(self._groups, self.regions, self.carry_policy, self.nonfinite)
-        self._signature = self._shape_of_groups()
-        if self._observer is None:
-            _targets.claim(self, [leaf.param for leaf in self._layout.leaves])
-            if self.optimizers:
-                self._link()
+    def _shape_of_groups(self) -> list[Any]:
+        """Changes when groups or parameters do, or the region a group brings along."""
+        return [(tuple(map(id, group["params"])), id(group.get(_layout.GROUP_KEY, self))) for group in self._groups]
 
     def _link(self) -> None:
         """Share the scalars with the param groups, so that they are saved."""
-        for number, rule in enumerate(self._layout.rules):
-            if rule.gates_scopes:
-                self.ledger.feed(self._layout, number, self._feed_type(number))
-        self.ledger.write(self._groups, self._layout, self._description())
-
-    def _feed_type(self, rule: int) -> torch.dtype:
-        wide = any(
-            leaf.param.dtype in (torch.float64, torch.complex128) for leaf in self._layout.leaves if leaf.rule == rule
-        )
-        return torch.float64 if wide else torch.float32
+        if self._optimizers and self._observer is None:
+            self.ledger.write(self._groups, self._layout, self._description())
 
     def _adopt_found(self, optimizer: Optimizer) -> None:
-        """Go on with entries of an earlier clipper found in the optimizer's state."""
-        cast = widen(optimizer)
-        if cast:
-            warnings.warn(
-                f"{self.summary()}: {', '.join(cast)} had been cast to the parameters' type by a load without "
-                "U-Clip, and lost precision. Attach UClip before optimizer.load_state_dict().",
-                CarryClipWarning,
-                stacklevel=4,
+        """Go on with what a checkpoint, or an earlier clipper, has left in the optimizer's state."""
+        mine = set(params_of(optimizer))
+        leaves = [leaf for leaf in self._layout.leaves if leaf.param in mine]
+        damage = set().union(*(repair(optimizer.state.get(leaf.param, {}), leaf.param) for leaf in leaves))
+        if damage:
+            warn_user(
+                f"{self.summary()}: {', '.join(sorted(damage))} had been cast to the parameters' type by a load "
+                "without U-Clip, and lost precision; entries that had become infinite are now 0. Attach UClip before "
+                "optimizer.load_state_dict()."
             )
-        self._compare_region(optimizer.param_groups)
-        if any(STEPS in group for group in optimizer.param_groups):
-            self.ledger.read(self._groups, self._layout)
+        groups = self._groups
+        own = [k for k, group in enumerate(groups) if any(group is each for each in optimizer.param_groups)]
+        self._take_over([groups[k] for k in own], [self._layout.groups[k] for k in own], leaves, self._engine.home)
 
-    def _compare_region(self, groups: list[Group]) -> None:
+    def _take_over(self, groups: list[Group], places: list[Any], leaves: list[Leaf], home: Any) -> None:
+        """Read the scalars, and drop averages that mean something else under this clipper's rules."""
         saved = next((group[REGION] for group in groups if REGION in group), None)
-        if saved is not None and saved != self._description():
-            warnings.warn(
+        if saved is None:
+            return
+        kept = True
+        for group, place in zip(groups, places, strict=True):
+            if place is None:
+                continue
+            rule = self._layout.rules[place[0]]
+            same = group.get(AVERAGES) == averages_of(rule)
+            kept = kept and (same or averages_of(rule) == "none")
+            members = {id(param) for param in group.get("params", [])}
+            for leaf in leaves:
+                if leaf.rule == place[0] and (not members or id(leaf.param) in members):
+                    drop_unused(home.peek(leaf.param), rule, keep_averages=same)
+        kept = self.ledger.read(groups, places) and kept
+        if saved != self._description():
+            warn_user(
                 f"The checkpoint was written with {saved}, but this run clips with {self._description()}. The carry is "
-                "taken over as it is.",
-                CarryClipWarning,
-                stacklevel=5,
+                f"taken over as it is{'' if kept else '; moments and feed averages start anew'}."
             )
 
     def _description(self) -> str:
-        return f"{self.regions!r}, carry={self.carry_policy!r}"
+        own = {k: group[_layout.GROUP_KEY] for k, group in enumerate(self._groups) if _layout.GROUP_KEY in group}
+        exceptions = f" but {_layout.describe(own)}" if own else ""
+        return f"{_layout.describe(self.regions.default)}{exceptions}, carry={self.carry_policy!r}"
 
     def _find(self, param: Tensor | str | int) -> Leaf:
         leaves = self._layout.leaves
@@ -290,7 +334,7 @@ class UClip:
 
     def __repr__(self) -> str:
         leaves = self._layout.leaves
-        size = sum(leaf.param.numel() for leaf in leaves)
+        size = sum(leaf.param.numel() for leaf in leaves if not is_lazy(leaf.param))
         alone = sum(place is None for place in self._layout.groups)
         verb = "watches (observe=True, changes nothing)" if self._observer is not None else "clips"
         carry = {True: "what is cut is carried to the next step", False: "what is cut is lost (plain clipping)"}
@@ -311,7 +355,7 @@ class UClip:
             f"  {verb} {_count(len(leaves), 'parameter')} ({size:,} numbers) in "
             + _count(len(self._layout.groups) - alone, "group")
             + (f", leaves {_count(alone, 'group')} alone" if alone else "")
-            + ("" if self.optimizers else "; explicit form, call clip_() before each step"),
+            + ("" if self._optimizers else "; explicit form, call clip_() before each step"),
             f"  {kept}; a non-finite gradient {bad}",
         ]
         return "\n".join(lines)
@@ -323,24 +367,27 @@ class UClip:
             "metrics_every": self._engine.metrics_every,
             "observe": self._observer is not None,
         }
-        if self.optimizers:
-            return _attach_again, (self.optimizers, self.regions, options)
-        return _make_explicit, (self._own_groups, self.regions, options, self.state_dict())
+        if self._optimizers:
+            return _attach_again, (self.optimizers, self.regions.default, options, self._removed)
+        return _make_explicit, (self._own_groups, self.regions.default, options, self.state_dict())
 
 
 def _count(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
-def _attach_again(optimizers: list[Optimizer], regions: RegionMap, options: dict[str, Any]) -> UClip:
+def _attach_again(optimizers: list[Optimizer], region: Any, options: dict[str, Any], removed: bool) -> UClip:
     """Attach to copied optimizers, unless they came with their clipper (``uclipped``)."""
     own = getattr(optimizers[0], "uclip", None)
     if isinstance(own, UClip) and own.optimizers == optimizers:
         return own
-    return UClip(optimizers, regions, **options)
+    clipper = UClip(optimizers, region, **options)
+    if removed:
+        clipper.remove()
+    return clipper
 
 
-def _make_explicit(groups: list[Group], regions: RegionMap, options: dict[str, Any], state: dict[str, Any]) -> UClip:
-    clipper = UClip(groups, regions, **options)
+def _make_explicit(groups: list[Group], region: Any, options: dict[str, Any], state: dict[str, Any]) -> UClip:
+    clipper = UClip(groups, region, **options)
     clipper.load_state_dict(state)
     return clipper

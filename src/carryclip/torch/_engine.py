@@ -3,7 +3,6 @@
 Nothing here reads a value back from the device, except under ``nonfinite="raise"``.
 """
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -11,8 +10,7 @@ from torch import Tensor
 
 from carryclip.algorithm import Buffers, Rule, Sums, Verdict, apply, decide, measure
 from carryclip.diagnosis import Diagnosis, last_step, of_scopes
-from carryclip.regions import of_parameter
-from carryclip.torch._layout import Layout, Leaf
+from carryclip.torch._layout import Layout, Leaf, fitted, pick
 from carryclip.torch._namespace import xp
 from carryclip.torch._state import Ledger, OptimizerHome, OwnHome, buffers_of, wide
 
@@ -176,33 +174,24 @@ class Engine:
 
     def _sizes_of(self, job: Job, sizes: tuple[Any, ...]) -> tuple[Any, ...]:
         """The region's numbers for one parameter, per-parameter ones picked and fitted to its shape."""
-        owner = type(job.rule.region).__name__
-        param, picked = job.leaf.param, []
-        for size in sizes:
-            key = job.leaf.name if isinstance(size, Mapping) and job.leaf.name in size else param
-            size = of_parameter(owner, size, key, job.leaf.index)
-            if not isinstance(size, (int, float)):
-                size = torch.as_tensor(size, device=param.device)
-                size = size if size.is_floating_point() else size.to(job.dtype)
-                if job.rule.region.joint and size.numel() != 1:
-                    raise ValueError(f"{owner}: the radius must be one number, got shape {tuple(size.shape)}.")
-                if size.dim():
-                    size = self._fitted(job, owner, size)
-            picked.append(size)
-        return tuple(picked)
+        if all(isinstance(size, float) for size in sizes):
+            return sizes
+        return tuple(self._size_of(job, size) for size in sizes)
 
     @staticmethod
-    def _fitted(job: Job, owner: str, size: Tensor) -> Tensor:
-        shape = job.leaf.param.shape
-        try:
-            size = size.expand(shape)
-        except RuntimeError:
-            raise ValueError(
-                f"{owner}: the radius for {job.leaf.name} has shape {tuple(size.shape)}, which does not fit the "
-                f"parameter's {tuple(shape)}."
-            ) from None
-        size = size[job.rows] if job.rows is not None else size
-        return size.unsqueeze(-1) if job.leaf.param.is_complex() else size
+    def _size_of(job: Job, size: Any) -> Any:
+        owner, leaf = type(job.rule.region).__name__, job.leaf
+        size = fitted(owner, pick(size, leaf), leaf)
+        if isinstance(size, (int, float)):
+            return size
+        if job.rule.region.joint and size.numel() != 1:
+            raise ValueError(f"{owner}: the radius must be one number, got shape {tuple(size.shape)}.")
+        if torch.promote_types(size.dtype, job.dtype) == job.dtype:
+            size = size.to(job.dtype)
+        if size.dim():
+            size = size[job.rows] if job.rows is not None else size
+            size = size.unsqueeze(-1) if leaf.param.is_complex() else size
+        return size
 
     # ------------------------------------------------------------------ the whole vector
 
@@ -252,13 +241,20 @@ class Engine:
                 )
         return bad if outside is None else bad | outside
 
+    def move(self, old: Layout, new: Layout) -> None:
+        """Param groups were added: keep the counts with their parameters."""
+        if self.bad_steps is not None:
+            counts = self.bad_steps
+            self.bad_steps = torch.zeros(len(new.leaves), dtype=torch.int64, device=counts.device)
+            places = {leaf.param: leaf.number for leaf in old.leaves}
+            for leaf in new.leaves:
+                if leaf.param in places:
+                    self.bad_steps[leaf.number] = counts[places[leaf.param]]
+
     def _remember_bad(self, layout: Layout, numbers: list[int], flags: Tensor) -> None:
         """Count, per parameter, the steps in which it was not finite."""
-        if self.bad_steps is None or self.bad_steps.numel() < len(layout.leaves):
-            grown = torch.zeros(len(layout.leaves), dtype=torch.int64, device=flags.device)
-            if self.bad_steps is not None:
-                grown[: self.bad_steps.numel()] = self.bad_steps
-            self.bad_steps = grown
+        if self.bad_steps is None:
+            self.bad_steps = torch.zeros(len(layout.leaves), dtype=torch.int64, device=flags.device)
         if len(numbers) == len(layout.leaves):
             self.bad_steps += flags
         else:
@@ -269,9 +265,8 @@ class Engine:
         rule = layout.rules[number]
         feed = memory = present = None
         if rule.gates_scopes:
-            memory = self.ledger.feed(layout, number, part.dtype)
-            feed = memory
-            if len(part.present) < layout.scopes[number]:
+            memory = feed = self.ledger.feeds[number]
+            if len(part.present) < len(layout.scopes[number]):
                 present = torch.tensor(part.present, device=memory.count.device)
                 feed = type(memory)(memory.average[present], memory.count[present])
         verdict, moved = decide(xp, rule, part.sums, radius, feed, skip)

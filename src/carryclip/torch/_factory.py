@@ -5,7 +5,6 @@ from typing import Any
 from torch.optim import Optimizer
 
 from carryclip.torch._clipper import UClip
-from carryclip.torch._layout import RegionMap
 
 
 def uclipped(optimizer_class: type[Optimizer], region: Any, **options: Any) -> type[Any]:
@@ -38,15 +37,17 @@ def uclipped(optimizer_class: type[Optimizer], region: Any, **options: Any) -> t
         self.uclip = UClip(self, region, **options)
 
     def __reduce__(self: Any) -> tuple[Any, ...]:
-        return _rebuild, (optimizer_class, region, options), (self.__getstate__(), self.uclip.regions.own)
+        return _rebuild, (optimizer_class, region, options), (self.__getstate__(), self.uclip.__reduce__()[1][-1])
 
     def __setstate__(self: Any, state: Any) -> None:
         if isinstance(state, dict):  # what Optimizer.load_state_dict passes
             optimizer_class.__setstate__(self, state)
             return
-        own_state, group_regions = state
+        own_state, removed = state
         optimizer_class.__setstate__(self, own_state)
-        self.uclip = UClip(self, RegionMap(region, group_regions), **options)
+        self.uclip = UClip(self, region, **options)
+        if removed:
+            self.uclip.remove()
 
     return type(
         f"UClipped{optimizer_class.__name__}",

@@ -1,6 +1,5 @@
 """The optimizer hooks: when to clip, how AMP and closures are met, and what happens at load and save."""
 
-import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -10,9 +9,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from carryclip.diagnosis import CarryClipWarning
+from carryclip.diagnosis import warn_user
 from carryclip.torch._engine import Report, writable
-from carryclip.torch._state import PREFIX, REGION, params_of, wide
+from carryclip.torch._layout import GROUP_KEY
+from carryclip.torch._state import PREFIX, REGION, params_of
 
 
 class Clipper(Protocol):
@@ -24,6 +24,10 @@ class Clipper(Protocol):
 
     def settle(self, optimizer: Optimizer) -> None:
         """The optimizer has taken its step."""
+        ...
+
+    def refresh(self) -> None:
+        """Param groups may have been added."""
         ...
 
     def adopt(self, optimizer: Optimizer, *, marked: bool) -> None:
@@ -38,18 +42,19 @@ class Clipper(Protocol):
 class Hooks:
     """Connects a clipper with one or several optimizers.
 
-    Several optimizers are clipped together at the first ``step()`` of a round; a round ends when one steps again.
+    Several optimizers are clipped together at the first ``step()`` of a round. One whose gradients are still those that
+    were clipped then just takes its step; any other begins a new round.
     """
 
     def __init__(self, clipper: Clipper, optimizers: list[Optimizer], *, observe: bool) -> None:
         self.clipper = clipper
-        self.optimizers = optimizers
         self.observe = observe
-        self._clipped_ahead: set[int] = set()
+        self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
+        self._ahead: dict[int, Marks] = {}
         self._skip: Tensor | None = None
-        self._planted: set[int] = set()
+        self._lent: dict[int, Tensor] = {}
         self._young_momentum: dict[int, list[Tensor]] = {}
-        self._saved: dict[int, tuple[list[Any], dict[Any, dict[str, Tensor]], bool]] = {}
+        self._loading: dict[int, _Loading] = {}
         self._handles: list[Any] = []
         for optimizer in optimizers:
             _attached.add(optimizer)
@@ -62,6 +67,7 @@ class Hooks:
                     optimizer.register_load_state_dict_pre_hook(self.before_load),
                     optimizer.register_load_state_dict_post_hook(self.after_load),
                     optimizer.register_state_dict_pre_hook(self.before_save),
+                    optimizer.register_state_dict_post_hook(self.after_save),
                 ]
         _watch_for_orphans()
 
@@ -102,21 +108,18 @@ class Hooks:
         return clipped_closure
 
     def _clip(self, optimizer: Optimizer) -> None:
-        key = id(optimizer)
-        if key in self._planted:  # left behind by a step that raised
-            self._planted.discard(key)
-            del optimizer.found_inf  # type: ignore[attr-defined]
-        if len(self.optimizers) > 1 and getattr(optimizer, "grad_scale", None) is not None:
+        self._take_back(optimizer)
+        self._young_momentum.pop(id(optimizer), None)
+        if len(self._optimizers) > 1 and getattr(optimizer, "grad_scale", None) is not None:
             raise RuntimeError(
                 "Several optimizers under one U-Clip need unscaled gradients: call scaler.unscale_(optimizer) for each "
                 "of them before the first scaler.step()."
             )
-        if key in self._clipped_ahead:
-            self._clipped_ahead.discard(key)
-        else:
-            self._clipped_ahead = {id(other) for other in self.optimizers} - {key}
+        if not _unchanged(optimizer, self._ahead.pop(id(optimizer), None)):
             found_inf = getattr(optimizer, "found_inf", None)
             self._skip = self.clipper.run(found_inf, self._take_scale(optimizer)).skip
+            others = [other for ref in self._optimizers if (other := ref()) is not None and other is not optimizer]
+            self._ahead = {id(other): _marks(other) for other in others}
         if not self.observe:
             self._tell(optimizer)
 
@@ -143,77 +146,108 @@ class Hooks:
             return
         found_inf = self._skip.to(torch.float32)
         if hasattr(optimizer, "found_inf"):
-            found_inf = torch.maximum(found_inf, optimizer.found_inf.to(found_inf.device).reshape(()))  # type: ignore[attr-defined]
+            theirs: Tensor = optimizer.found_inf  # type: ignore[attr-defined]
+            found_inf = torch.maximum(found_inf, theirs.to(found_inf.device).reshape(()))
         else:
-            self._planted.add(id(optimizer))
+            self._lent[id(optimizer)] = found_inf
         optimizer.found_inf = found_inf  # type: ignore[attr-defined]
-        if isinstance(optimizer, torch.optim.SGD) and id(optimizer) not in self._young_momentum:
+        if isinstance(optimizer, torch.optim.SGD):
             self._young_momentum[id(optimizer)] = [
                 param
-                for param in params_of(optimizer)
+                for group in optimizer.param_groups
+                if group["momentum"]
+                for param in group["params"]
                 if param.grad is not None and optimizer.state.get(param, {}).get("momentum_buffer") is None
             ]
 
+    def _take_back(self, optimizer: Optimizer) -> None:
+        """Remove the verdict lent to a fused optimizer, also if its step has raised; never GradScaler's own."""
+        lent = self._lent.pop(id(optimizer), None)
+        if lent is not None and getattr(optimizer, "found_inf", None) is lent:
+            del optimizer.found_inf  # type: ignore[attr-defined]
+
     def after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Move new buffers in and take back what the hook lent."""
-        if id(optimizer) in self._planted:
-            self._planted.discard(id(optimizer))
-            del optimizer.found_inf  # type: ignore[attr-defined]
-        young = self._young_momentum.pop(id(optimizer), None)
-        if young and self._skip is not None:
+        self._take_back(optimizer)
+        for param in self._young_momentum.pop(id(optimizer), []):
             # A fused SGD that skips its very first step leaves its momentum buffers uninitialised.
-            for param in young:
-                momentum = optimizer.state.get(param, {}).get("momentum_buffer")
-                if momentum is not None:
-                    momentum.copy_(torch.where(self._skip.to(momentum.device), 0.0, momentum))
+            momentum = optimizer.state.get(param, {}).get("momentum_buffer")
+            if momentum is not None and self._skip is not None:
+                momentum.copy_(torch.where(self._skip.to(momentum.device), 0.0, momentum))
         self.clipper.settle(optimizer)
 
     # ------------------------------------------------------------------ checkpoints
 
+    def before_save(self, optimizer: Optimizer) -> None:
+        """Saving is a good moment to warn."""
+        self.clipper.refresh()
+        self.clipper.check()
+
+    def after_save(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+        """Checkpoints hold tensors and numbers only, so that they load with ``weights_only=True``."""
+        for group in state_dict["param_groups"]:
+            group.pop(GROUP_KEY, None)
+
     def before_load(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         """Set our entries aside: ``load_state_dict`` would cast them to the parameters' type."""
-        order = [key for group in state_dict["param_groups"] for key in group["params"]]
-        ours = {
+        self.clipper.refresh()
+        self._loading[id(optimizer)] = _Loading(optimizer, state_dict)
+
+    def after_load(self, optimizer: Optimizer) -> None:
+        """Put them back as they were saved."""
+        loading = self._loading.pop(id(optimizer))
+        loading.finish(optimizer)
+        self.clipper.adopt(optimizer, marked=loading.marked)
+
+
+class _Loading:
+    """What a load in progress must not lose: our buffers in their own type, and the groups' own regions."""
+
+    def __init__(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+        groups = state_dict["param_groups"]
+        self.marked = any(REGION in group for group in groups)
+        self._order = [key for group in groups for key in group["params"]]
+        self._ours = {
             key: {name: value for name, value in entries.items() if str(name).startswith(PREFIX)}
             for key, entries in state_dict["state"].items()
             if isinstance(entries, dict)
         }
-        marked = any(REGION in group for group in state_dict["param_groups"])
-        self._saved[id(optimizer)] = (order, ours, marked)
+        self._regions = [
+            {key: group[key] for key in (GROUP_KEY, "name") if key in group} for group in optimizer.param_groups
+        ]
 
-    def after_load(self, optimizer: Optimizer) -> None:
-        """Put them back as they were saved."""
-        order, ours, marked = self._saved.pop(id(optimizer), ([], {}, False))
-        for key, param in zip(order, params_of(optimizer), strict=True):
-            for name, value in ours.get(key, {}).items():
+    def finish(self, optimizer: Optimizer) -> None:
+        """Put it back."""
+        for key, param in zip(self._order, params_of(optimizer), strict=True):
+            for name, value in self._ours.get(key, {}).items():
                 optimizer.state[param][name] = value.to(param.device, copy=True)
-        self.clipper.adopt(optimizer, marked=marked)
-
-    def before_save(self, optimizer: Optimizer) -> None:
-        """Saving is a good moment to warn."""
-        self.clipper.check()
+        for group, kept in zip(optimizer.param_groups, self._regions, strict=True):
+            group.update(kept)
 
 
-def widen(optimizer: Optimizer) -> list[str]:
-    """Bring our buffers back to at least float32; returns the names of those that had been cast down."""
-    cast = set()
-    for param in params_of(optimizer):
-        entries = optimizer.state.get(param, {})
-        for name in [name for name in entries if str(name).startswith(PREFIX)]:
-            value = entries[name]
-            wanted = torch.int64 if name == PREFIX + "count" else wide(param.dtype)
-            if param.is_complex() and wanted != torch.int64:
-                wanted = wanted.to_complex()
-            if value.dtype != wanted:
-                cast.add(name)
-                entries[name] = value.to(wanted)
-    return sorted(cast)
+Marks = list[tuple[Callable[[], Tensor | None], int]]
+"""Which tensors an optimizer's gradients are, and how often they have been written."""
+
+
+def _marks(optimizer: Optimizer) -> Marks:
+    gradients = [param.grad for param in params_of(optimizer)]
+    return [(lambda: None, 0) if grad is None else (weakref.ref(grad), grad._version) for grad in gradients]
+
+
+def _unchanged(optimizer: Optimizer, marks: Marks | None) -> bool:
+    """Whether the gradients are still those that were marked: the same tensors, not written since."""
+    gradients = [param.grad for param in params_of(optimizer)]
+    return marks is not None and all(
+        was() is grad and (grad is None or grad._version == version)
+        for grad, (was, version) in zip(gradients, marks, strict=False)
+    )
 
 
 def _can_skip(optimizer: Optimizer) -> bool:
     """Whether the optimizer honours ``found_inf``; a copy of a fused one has lost the attribute that says so."""
     supports = getattr(optimizer, "_step_supports_amp_scaling", False)
-    return supports or all(group.get("fused") for group in optimizer.param_groups)
+    fused = [group.get("fused", supports) for group in optimizer.param_groups]
+    return bool(fused) and all(fused)
 
 
 _attached: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
@@ -233,10 +267,8 @@ def _warn_if_orphaned(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         return
     _attached.add(optimizer)
     if any(REGION in group for group in optimizer.param_groups):
-        warnings.warn(
+        warn_user(
             f"This {type(optimizer).__name__} holds the carry of U-Clip but no clipper is attached (deepcopy and "
             "pickle drop hooks), so its gradients are not clipped. Attach one with UClip(optimizer, region), or make it with "
-            "uclipped().",
-            CarryClipWarning,
-            stacklevel=4,
+            "uclipped()."
         )

@@ -1,9 +1,11 @@
 """Which parameters are clipped, by which rule, as part of which vector."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from carryclip.algorithm import NonFinite, Rule
@@ -37,34 +39,38 @@ class Layout:
 
     rules: list[Rule] = field(default_factory=list)
     leaves: list[Leaf] = field(default_factory=list)
-    scopes: list[int] = field(default_factory=list)
-    """Number of vectors of each rule."""
+    scopes: list[list[Hashable]] = field(default_factory=list)
+    """The vectors of each rule, each named by something that stays when groups are added."""
     groups: list[tuple[int, slice] | None] = field(default_factory=list)
     """Per group its rule and the range of that rule's scopes it takes part in; None if it is left alone."""
 
 
 class RegionMap:
-    """Says which region each group gets: one for all, a mapping, or what a group holds itself."""
+    """Says which region each group gets: what the group holds itself, or one for all, or a mapping."""
 
-    def __init__(self, region: Any, own: dict[int, Region | None] | None = None) -> None:
+    def __init__(self, region: Any) -> None:
         self.default = region
-        self.own = dict(own or {})
         if isinstance(region, Mapping) and not region:
             raise ValueError("The mapping from groups to regions is empty. Write for example {0: Norm(1.0), 1: None}.")
         for value in region.values() if isinstance(region, Mapping) else [region]:
             if value is not None or not isinstance(region, Mapping):
                 check_region(value)
 
-    def of(self, index: int, group: Group) -> Region | None:
-        """The region of a group; None leaves it alone.
+    def check(self, groups: list[Group]) -> None:
+        """Complain about keys of the mapping that fit no group."""
+        if isinstance(self.default, Mapping):
+            known = {*range(len(groups)), *(group["name"] for group in groups if "name" in group)}
+            unknown = [key for key in self.default if key not in known]
+            if unknown:
+                raise ValueError(
+                    f"The mapping names {unknown[0]!r}, but there is no such group: it may use the numbers 0 to "
+                    f"{len(groups) - 1} and the groups' names. A group added later can bring its own {GROUP_KEY!r}."
+                )
 
-        A region found in the group is taken out of it, because checkpoints should hold tensors and numbers only.
-        """
+    def of(self, index: int, group: Group) -> Region | None:
+        """The region of a group; None leaves it alone."""
         if GROUP_KEY in group:
-            found = group.pop(GROUP_KEY)
-            self.own[index] = None if found is None else check_region(found)
-        if index in self.own:
-            return self.own[index]
+            return None if group[GROUP_KEY] is None else check_region(group[GROUP_KEY])
         if not isinstance(self.default, Mapping):
             return self.default
         for key in (index, group.get("name")):
@@ -74,10 +80,6 @@ class RegionMap:
             f"Group {index} has no region; the mapping names {list(self.default)}. Add {index}: Norm(1.0), or "
             f"{index}: None to leave it alone, or put {GROUP_KEY!r} into the group."
         )
-
-    def __repr__(self) -> str:
-        own = ", ".join(f"{index}: {describe(region)}" for index, region in self.own.items())
-        return describe(self.default) + (f" but {{{own}}}" if own else "")
 
 
 def build(groups: list[Group], regions: RegionMap, carry: CarryPolicy, nonfinite: NonFinite) -> Layout:
@@ -94,28 +96,36 @@ def build(groups: list[Group], regions: RegionMap, carry: CarryPolicy, nonfinite
         rule = _rule_number(layout.rules, Rule(region, carry, nonfinite))
         if rule == len(counts):
             counts.append(0)
-            layout.scopes.append(0)
+            layout.scopes.append([])
+        scopes = layout.scopes[rule]
         over = region.over if isinstance(region, Norm) else "all"
-        first = {"all": 0, "group": layout.scopes[rule], "tensor": counts[rule]}[over]
-        names = group.get("param_names")
-        for position, param in enumerate(group["params"]):
-            if id(param) in seen:
-                continue
-            seen.add(id(param))
-            name = names[position] if names else f"group {number}, parameter {position}"
-            scope = counts[rule] if over == "tensor" else first
-            layout.leaves.append(Leaf(param, name, len(layout.leaves), rule, counts[rule], scope))
+        fresh = [param for param in dict.fromkeys(group["params"]) if id(param) not in seen]
+        seen.update(map(id, fresh))
+        first = 0 if over == "all" else len(scopes)
+        if over == "tensor":
+            scopes += map(id, fresh)
+        elif over == "group":
+            scopes.append(id(group["params"][0]) if group["params"] else ("empty group", number))
+        elif not scopes:
+            scopes.append("all")
+        names = dict(zip(group["params"], group.get("param_names") or _numbered(number, group), strict=True))
+        for place, param in enumerate(fresh):
+            scope = first + place if over == "tensor" else first
+            layout.leaves.append(Leaf(param, names[param], len(layout.leaves), rule, counts[rule], scope))
             counts[rule] += 1
-        stop = counts[rule] if over == "tensor" else first + 1
-        layout.scopes[rule] = stop
-        layout.groups.append((rule, slice(first, stop)))
+        layout.groups.append((rule, slice(first, len(scopes))))
     if not layout.leaves:
         raise ValueError(
             "There is nothing to clip: every group is left alone (None). Give at least one group a region."
             if seen
             else "There are no parameters to clip."
         )
+    _check_radii(layout)
     return layout
+
+
+def _numbered(number: int, group: Group) -> list[str]:
+    return [f"group {number}, parameter {position}" for position in range(len(group["params"]))]
 
 
 def _rule_number(rules: list[Rule], rule: Rule) -> int:
@@ -132,6 +142,69 @@ def _equal(one: Rule, other: Rule) -> bool:
         return bool(one == other)
     except (RuntimeError, ValueError):  # radii given as arrays have no single truth value
         return False
+
+
+def old_number(old: Layout, rule: Rule) -> int | None:
+    """Where an earlier layout had ``rule``."""
+    return next((n for n, known in enumerate(old.rules) if known.region is rule.region or _equal(known, rule)), None)
+
+
+def _check_radii(layout: Layout) -> None:
+    """Compare per-parameter sizes with the parameters, before anything is clipped with them."""
+    for number, rule in enumerate(layout.rules):
+        owner = type(rule.region).__name__
+        leaves = [leaf for leaf in layout.leaves if leaf.rule == number]
+        for each in dataclasses.fields(rule.region):  # type: ignore[arg-type]
+            size = getattr(rule.region, each.name)
+            if isinstance(size, (list, tuple)) and len(size) != len(leaves):
+                raise ValueError(
+                    f"{owner}: {each.name} has {len(size)} values for {len(leaves)} parameters. Give one value each."
+                )
+            if isinstance(size, Mapping):
+                _check_keys(owner, size, leaves)
+            for leaf in leaves if isinstance(size, (list, tuple, Mapping)) else []:
+                fitted(owner, pick(size, leaf), leaf)
+
+
+def _check_keys(owner: str, size: Mapping[Any, Any], leaves: Iterable[Leaf]) -> None:
+    names, params = {leaf.name for leaf in leaves}, {id(leaf.param) for leaf in leaves}
+    for leaf in leaves:
+        if leaf.param not in size and leaf.name not in size:
+            raise ValueError(
+                f"{owner}: the mapping has no radius for {leaf.name}. Keys are parameters, or their names if the "
+                "optimizer was made from model.named_parameters()."
+            )
+    for key in size:
+        if not (key in names if isinstance(key, str) else id(key) in params):
+            shown = repr(key) if isinstance(key, str) else "a tensor that"
+            raise ValueError(f"{owner}: the mapping has a radius for {shown}, which is not among the parameters.")
+
+
+def pick(size: Any, leaf: Leaf) -> Any:
+    """The entry of a per-parameter size that belongs to a parameter."""
+    if isinstance(size, Mapping):
+        return size[leaf.name] if leaf.name in size else size[leaf.param]
+    if isinstance(size, (list, tuple)):
+        if leaf.index >= len(size):
+            raise ValueError(f"{len(size)} radii were given, but there is a parameter {leaf.index} (counted from 0).")
+        return size[leaf.index]
+    return size
+
+
+def fitted(owner: str, size: Any, leaf: Leaf) -> Any:
+    """A size as a number, or as a tensor on the parameter's device that spreads to its shape."""
+    if isinstance(size, (int, float)):
+        return size
+    size = torch.as_tensor(size, device=leaf.param.device)
+    if size.dim() == 0:
+        return size
+    try:
+        return size.expand(leaf.param.shape)
+    except RuntimeError:
+        raise ValueError(
+            f"{owner}: the radius for {leaf.name} has shape {tuple(size.shape)}, which does not fit the parameter's "
+            f"{tuple(leaf.param.shape)}."
+        ) from None
 
 
 def describe(value: Any) -> str:

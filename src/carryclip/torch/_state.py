@@ -4,6 +4,7 @@
 are kept in the param groups, which load without a cast.
 """
 
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,16 +12,19 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from carryclip.algorithm import Buffers, Feed
-from carryclip.torch._layout import Group, Layout
+from carryclip.algorithm import Buffers, Feed, Rule
+from carryclip.torch._layout import Group, Layout, old_number
 
 PREFIX = "uclip_"
 REGION = PREFIX + "region"
+AVERAGES = PREFIX + "averages"
 STEPS = PREFIX + "steps"
 SKIPPED = PREFIX + "skipped"
 DROPPED = PREFIX + "dropped"
 FEED = PREFIX + "feed"
 FEED_COUNT = PREFIX + "feed_count"
+
+Entries = dict[str, Any]
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -28,47 +32,71 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
 
 
+def averages_of(rule: Rule) -> str:
+    """What the running averages of a rule mean; those of another meaning cannot be gone on with."""
+    kinds = [type(rule.region.estimator).__name__] if rule.region.estimator is not None else []
+    return " ".join([*kinds, "feed"] if rule.gates_coordinates else kinds) or "none"
+
+
 class OwnHome:
-    """Keeps buffers by itself, for the explicit form."""
+    """Keeps buffers by itself, for the explicit form and for observing."""
 
     def __init__(self) -> None:
-        self.state: dict[Tensor, dict[str, Tensor]] = {}
+        self.state: dict[Tensor, Entries] = {}
 
-    def entries(self, param: Tensor) -> dict[str, Any]:
+    def entries(self, param: Tensor) -> Entries:
         """The entries of one parameter, to read and to extend."""
         return self.state.setdefault(param, {})
+
+    def peek(self, param: Tensor) -> Entries:
+        """The entries of one parameter, to read only."""
+        return self.state.get(param, {})
 
 
 class OptimizerHome:
     """Keeps buffers in ``optimizer.state``.
 
     Adam and many others set up their state when it is empty, so ours must not be there first: new entries wait aside
-    until the optimizer has taken its step.
+    until the optimizer has taken its step. Optimizers are held weakly, because they hold the clipper.
     """
 
     def __init__(self, optimizers: list[Optimizer]) -> None:
-        self.optimizers = optimizers
-        self.waiting: dict[Tensor, dict[str, Tensor]] = {}
-        self._owner: dict[Tensor, Optimizer] = {}
+        self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
+        self._waiting: dict[Tensor, Entries] = {}
+        self._owner: dict[Tensor, weakref.ref[Optimizer]] = {}
 
-    def entries(self, param: Tensor) -> dict[str, Any]:
+    def _state(self, param: Tensor) -> Entries | None:
+        """What the optimizer keeps for a parameter; None if nothing yet."""
+        if param not in self._owner:
+            live = [(ref, ref()) for ref in self._optimizers]
+            self._owner = {p: ref for ref, optimizer in live if optimizer is not None for p in params_of(optimizer)}
+        optimizer = self._owner[param]()
+        return None if optimizer is None else optimizer.state.get(param) or None
+
+    def entries(self, param: Tensor) -> Entries:
         """The entries of one parameter, wherever they are now."""
-        optimizer = self._owner.get(param)
-        if optimizer is None:
-            self._owner = {p: o for o in self.optimizers for p in params_of(o)}
-            optimizer = self._owner[param]
-        found = optimizer.state.get(param)
-        return found if found else self.waiting.setdefault(param, {})
+        state = self._state(param)
+        if state is None:
+            return self._waiting.setdefault(param, {})
+        if param in self._waiting:  # a step that raised has left them behind
+            state.update(self._waiting.pop(param))
+        return state
+
+    def peek(self, param: Tensor) -> Entries:
+        """The entries of one parameter, to read only."""
+        return self._waiting.get(param) or self._state(param) or {}
 
     def settle(self, optimizer: Optimizer) -> None:
         """Move waiting entries in, now that the optimizer has its own."""
-        for param in [p for p in self.waiting if self._owner.get(p) is optimizer]:
-            optimizer.state[param].update(self.waiting.pop(param))
+        for param in [p for p in self._waiting if self._owner[p]() is optimizer]:
+            entries = self._waiting.pop(param)
+            if entries:
+                optimizer.state[param].update(entries)
 
     def forget(self, optimizer: Optimizer) -> None:
         """Drop waiting entries, because a checkpoint replaces them."""
         for param in params_of(optimizer):
-            self.waiting.pop(param, None)
+            self._waiting.pop(param, None)
 
 
 def params_of(optimizer: Optimizer) -> list[Tensor]:
@@ -76,20 +104,52 @@ def params_of(optimizer: Optimizer) -> list[Tensor]:
     return [param for group in optimizer.param_groups for param in group["params"]]
 
 
-def buffers_of(entries: dict[str, Any], names: Iterable[str], param: Tensor, dtype: torch.dtype) -> Buffers:
+def buffers_of(entries: Entries, names: Iterable[str], param: Tensor, dtype: torch.dtype) -> Buffers:
     """The buffers of one parameter, created as zeros where missing. Complex parameters are seen as pairs of reals."""
     found = {}
     for name in names:
         key = PREFIX + name
+        kind = _kind(name, param, dtype)
         if key not in entries:
-            if name == "count":
-                entries[key] = torch.zeros((), dtype=torch.int64, device=param.device)
-            else:
-                kind = dtype.to_complex() if param.is_complex() else dtype
-                entries[key] = torch.zeros_like(param, dtype=kind, requires_grad=False)
+            shape = () if name == "count" else None
+            entries[key] = (
+                torch.zeros((), dtype=kind, device=param.device)
+                if shape == ()
+                else torch.zeros_like(param, dtype=kind, requires_grad=False)
+            )
+        elif entries[key].dtype != kind:  # the model was converted, for example by model.double()
+            entries[key] = entries[key].to(kind)
         value = entries[key]
         found[name] = torch.view_as_real(value) if value.is_complex() else value
     return Buffers(**found)
+
+
+def _kind(name: str, param: Tensor, dtype: torch.dtype) -> torch.dtype:
+    if name == "count":
+        return torch.int64
+    return dtype.to_complex() if param.is_complex() else dtype
+
+
+def repair(entries: Entries, param: Tensor) -> set[str]:
+    """Bring loaded buffers back to at least float32; says what a load without U-Clip has done to them.
+
+    A float32 carry that was cast to float16 may have become infinite, and would stay so: such entries become 0.
+    """
+    damage = set()
+    for key in [key for key in entries if key.startswith(PREFIX)]:
+        value, kind = entries[key], _kind(key.removeprefix(PREFIX), param, wide(param.dtype))
+        if value.dtype in (torch.float16, torch.bfloat16, torch.complex32) or kind == torch.int64 != value.dtype:
+            damage.add(key)
+            value = value.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) if not value.is_complex() else value
+        entries[key] = value.to(kind)
+    return damage
+
+
+def drop_unused(entries: Entries, rule: Rule, *, keep_averages: bool) -> None:
+    """Delete buffers the rule has no use for, and averages that mean something else than its own."""
+    used = {PREFIX + name for name in rule.buffers if keep_averages or name == "carry"}
+    for key in [key for key in entries if key.startswith(PREFIX) and key not in used]:
+        del entries[key]
 
 
 class Ledger:
@@ -105,6 +165,7 @@ class Ledger:
         self.streak = torch.zeros((), dtype=torch.int64, device=device)
         """Skipped steps in a row, for the warning; not saved."""
         self.feeds: dict[int, Feed] = {}
+        """For each rule that gates norms, one entry per scope."""
 
     def reset(self) -> None:
         """Start anew, in place."""
@@ -112,38 +173,56 @@ class Ledger:
         for tensor in (self.skipped, self.dropped, self.streak, *(x for feed in self.feeds.values() for x in feed)):
             tensor.zero_()
 
-    def feed(self, layout: Layout, rule: int, dtype: torch.dtype) -> Feed:
-        """The feed of a rule's scopes, longer than before if groups were added."""
-        size = layout.scopes[rule]
-        found = self.feeds.get(rule)
-        if found is None or found.average.numel() < size:
-            device = self.skipped.device
+    def fit(self, layout: Layout, old: Layout | None = None) -> None:
+        """Make room for the scopes of ``layout``, taking over those that ``old`` had already."""
+        before, self.feeds = self.feeds, {}
+        for number, rule in enumerate(layout.rules):
+            if not rule.gates_scopes:
+                continue
+            types = {wide(leaf.param.dtype) for leaf in layout.leaves if leaf.rule == number}
+            size, device = len(layout.scopes[number]), self.skipped.device
             feed = Feed(
-                torch.zeros(size, dtype=dtype, device=device), torch.zeros(size, dtype=torch.int64, device=device)
+                torch.zeros(size, dtype=torch.float64 if torch.float64 in types else torch.float32, device=device),
+                torch.zeros(size, dtype=torch.int64, device=device),
             )
-            if found is not None:
-                feed.average[: found.average.numel()] = found.average
-                feed.count[: found.count.numel()] = found.count
-            self.feeds[rule] = found = feed
-        return found
+            was = None if old is None else old_number(old, rule)
+            if old is not None and was in before:
+                places = {scope: place for place, scope in enumerate(old.scopes[was])}
+                for place, scope in enumerate(layout.scopes[number]):
+                    if scope in places:
+                        feed.average[place] = before[was].average[places[scope]]
+                        feed.count[place] = before[was].count[places[scope]]
+            self.feeds[number] = feed
 
     def write(self, groups: list[Group], layout: Layout, region: str) -> None:
         """Put the scalars into the param groups, where checkpoints find them."""
         for group, place in zip(groups, layout.groups, strict=True):
+            for key in [key for key in group if key.startswith(PREFIX)]:
+                del group[key]
             group.update({REGION: region, STEPS: self.steps, SKIPPED: self.skipped, DROPPED: self.dropped})
-            if place is not None and place[0] in self.feeds:
-                feed = self.feeds[place[0]]
-                group.update({FEED: feed.average[place[1]], FEED_COUNT: feed.count[place[1]]})
+            if place is not None:
+                group[AVERAGES] = averages_of(layout.rules[place[0]])
+                if place[0] in self.feeds:
+                    feed = self.feeds[place[0]]
+                    group.update({FEED: feed.average[place[1]], FEED_COUNT: feed.count[place[1]]})
 
-    def read(self, groups: list[Group], layout: Layout) -> None:
-        """Take the scalars over from param groups that have them."""
-        for group, place in zip(groups, layout.groups, strict=True):
+    def read(self, groups: list[Group], places: list[tuple[int, slice] | None]) -> bool:
+        """Take the scalars over from param groups; False if a gate's memory did not fit and starts anew."""
+        fits = True
+        for group, place in zip(groups, places, strict=True):
             if STEPS not in group:
                 continue
             self.steps = int(group[STEPS])
             self.skipped.copy_(group[SKIPPED])
             self.dropped.copy_(group[DROPPED])
-            if place is not None and FEED in group and layout.rules[place[0]].gates_scopes:
-                feed = self.feed(layout, place[0], group[FEED].dtype)
-                feed.average[place[1]] = group[FEED].to(feed.average.device)
-                feed.count[place[1]] = group[FEED_COUNT].to(feed.count.device)
+            feed = None if place is None else self.feeds.get(place[0])
+            if feed is None or place is None:
+                continue
+            saved = group.get(FEED)
+            if saved is None or saved.shape != feed.average[place[1]].shape:
+                feed.average[place[1]], feed.count[place[1]] = 0.0, 0
+                fits = fits and saved is None
+            else:
+                feed.average[place[1]] = saved.to(feed.average)
+                feed.count[place[1]] = group[FEED_COUNT].to(feed.count)
+        return fits

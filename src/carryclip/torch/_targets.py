@@ -1,5 +1,6 @@
 """What a clipper can be given, what it is already given to, and errors that say how to fix the rest."""
 
+import gc
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -35,6 +36,8 @@ def parse(target: Any) -> tuple[list[Optimizer], list[Group]]:
             "UClip got an empty list: there are no parameters to clip. (A generator may be used up already.)"
         )
     if all(isinstance(item, Optimizer) or hasattr(item, "param_groups") for item in items):
+        if len({id(item) for item in items}) < len(items):
+            raise ValueError("The same optimizer is in the list twice.")
         return [_hookable(item) for item in items], []
     return [], _groups(items)
 
@@ -80,19 +83,30 @@ def _groups(items: list[Any]) -> list[Group]:
     return [{"params": params, "param_names": names} if names else {"params": params}]
 
 
-def claim(clipper: Any, params: Iterable[Tensor]) -> None:
+def claim(clipper: Any, params: list[Tensor], *, watch_only: bool) -> None:
     """Note that ``clipper`` works on ``params``; refuse if another one does."""
-    params = list(params)
+    if any(_other_owner(clipper, param) is not None for param in params):
+        gc.collect()  # a clipper that nobody can reach any more may only be waiting for this
     for param in params:
-        reference = _owners.get(param)
-        owner = reference() if reference is not None else None
-        if owner is not None and owner is not clipper:
+        owner = _other_owner(clipper, param)
+        if owner is not None and watch_only:
+            raise RuntimeError(
+                f"These parameters are clipped already, by {owner.summary()}: what is left of their gradients tells "
+                "little. Attach the watcher first, or call .remove() on the clipper."
+            )
+        if owner is not None:
             raise RuntimeError(
                 f"These parameters are clipped already, by {owner.summary()}. Clipping twice would bias what the carry "
                 "keeps: call .remove() on that clipper first, or use only one of the two."
             )
-    for param in params:
+    for param in params if not watch_only else []:
         _owners[param] = weakref.ref(clipper)
+
+
+def _other_owner(clipper: Any, param: Tensor) -> Any:
+    reference = _owners.get(param)
+    owner = reference() if reference is not None else None
+    return None if owner is clipper else owner
 
 
 def release(clipper: Any, params: Iterable[Tensor]) -> None:

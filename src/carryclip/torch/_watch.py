@@ -4,7 +4,6 @@ The step leaves one small vector on the device. It is brought to the host only w
 that runs beside the training and is looked at when it has arrived.
 """
 
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from carryclip.carry import CarryPolicy, Leaky
-from carryclip.diagnosis import LAST_STEP, RUNNING, CarryClipWarning
+from carryclip.diagnosis import LAST_STEP, RUNNING, warn_user
 from carryclip.torch._state import Ledger
 
 COPY_EVERY = 10
@@ -59,6 +58,11 @@ class Metrics(Mapping[str, float]):
         return f"Metrics(step={self.step}, {inside})"
 
 
+def has_values(vector: Tensor) -> bool:
+    """False for traced, fake and meta tensors."""
+    return type(vector) is Tensor and not vector.is_meta
+
+
 class Watch:
     """Keeps the last measured vector, and warns once of each danger."""
 
@@ -69,6 +73,10 @@ class Watch:
         self.bounded = not (carry is True or isinstance(carry, Leaky))
         """Gated and Capped carries cannot run away, so there is nothing to warn of."""
         self.warned: set[str] = set()
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was measured, because a checkpoint was loaded."""
         self.step = -1
         self._last: Tensor | None = None
         self._feed: Tensor | None = None
@@ -77,14 +85,11 @@ class Watch:
 
     def record(self, vector: Tensor, skip: Tensor | None, step: int) -> None:
         """Take in a measured step; a skipped one leaves the figures of the one before."""
-        feed = vector[LAST_STEP.index("carry_feed")]
-        if self._last is not None and self._feed is not None:
-            moved = FEED_MEMORY * self._feed + (1.0 - FEED_MEMORY) * feed
-            self._feed = moved if skip is None else torch.where(skip, self._feed, moved)
-            self._last = vector if skip is None else torch.where(skip, self._last, vector)
-        else:
-            self._last = vector if skip is None else torch.where(skip, 0.0, vector)
-            self._feed = (1.0 - FEED_MEMORY) * self._last[LAST_STEP.index("carry_feed")]
+        last = torch.zeros_like(vector) if self._last is None else self._last
+        feed = last[0] if self._feed is None else self._feed
+        moved = FEED_MEMORY * feed + (1.0 - FEED_MEMORY) * vector[LAST_STEP.index("carry_feed")]
+        self._last = vector if skip is None else torch.where(skip, last, vector)
+        self._feed = moved if skip is None else torch.where(skip, feed, moved)
         self.step = step
         self._measured += 1
         self._collect()
@@ -110,8 +115,8 @@ class Watch:
             self.check(values)
         if self._mail is None and self._measured % COPY_EVERY == 0:
             vector = self.vector()
-            if type(vector) is not Tensor:
-                return  # a traced or fake tensor has no values to look at
+            if not has_values(vector):
+                return
             if vector.device.type == "cpu":
                 self._mail = (vector, None)
                 return
@@ -152,4 +157,4 @@ class Watch:
         """Issue a warning of this kind unless it was given before."""
         if kind not in self.warned:
             self.warned.add(kind)
-            warnings.warn(f"U-Clip on {self.where}: {message}", CarryClipWarning, stacklevel=3)
+            warn_user(f"U-Clip on {self.where}: {message}")

@@ -131,13 +131,46 @@ def test_advice_needs_observed_steps():
         UClip([nn.Parameter(torch.zeros(1))], Norm(1.0)).advise()
 
 
-def test_observing_beside_a_clipper_is_allowed_and_copies_nothing():
+def test_a_watcher_goes_on_before_the_clipper():
     p = nn.Parameter(torch.zeros(2))
     optimizer = optim.SGD([p], lr=1.0)
     watcher = UClip(optimizer, Norm(9.0), observe=True)
-    UClip(optimizer, Norm(1.0), carry=Gated())
+    clipper = UClip(optimizer, Norm(1.0), carry=Gated())
     for _ in range(25):
         p.grad = torch.tensor([3.0, 4.0])
         optimizer.step()
     assert watcher.advise().quantiles[0.5] == pytest.approx(5.0)
+    with pytest.raises(RuntimeError, match="Attach the watcher first"):
+        UClip(optimizer, Norm(1.0), observe=True)
+    clipper.remove()
     copy.deepcopy(watcher)
+
+
+@pytest.mark.parametrize("nonfinite", ["skip", "zero", "raise", "propagate"])
+def test_bad_and_missing_gradients_are_no_data(nonfinite):
+    for region in (Norm(1.0), Component(1.0)):
+        p, q = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(4))
+        optimizer = optim.SGD([p, q], lr=0.0)
+        watcher = UClip(optimizer, region, observe=True, nonfinite=nonfinite)
+        for k in range(60):
+            p.grad = torch.full((4,), float("nan") if k == 5 else 2.0)
+            q.grad = torch.full((4,), 2.0) if k % 10 == 0 else None
+            optimizer.step()
+        advice = watcher.advise()
+        assert (advice.steps, advice.skipped) == (59, 1)
+        assert advice.clipped == 1.0
+        assert advice.mean_size == pytest.approx(2.0 if isinstance(region, Component) else 4.0, rel=0.1)
+        assert advice.quantiles[0.5] == pytest.approx(2.0 if isinstance(region, Component) else 4.0)
+
+
+def test_advice_is_about_one_region():
+    for region in (Norm(1.0, over="tensor"), {0: Norm(1.0), 1: Component(1.0)}):
+        p, q = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(4))
+        optimizer = optim.SGD([{"params": [p]}, {"params": [q]}], lr=0.0)
+        watcher = UClip(optimizer, region, observe=True)
+        for _ in range(25):
+            p.grad, q.grad = torch.ones(4), torch.ones(4)
+            optimizer.step()
+        assert watcher.metrics()["grad_norm"] > 0
+        with pytest.raises(RuntimeError, match="judges one region for the whole gradient"):
+            watcher.advise()

@@ -1,6 +1,7 @@
 """Saving and resuming: bit-equal, in a new process, with or without U-Clip on either side."""
 
 import copy
+import io
 import subprocess
 import sys
 import textwrap
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from carryclip import Adaptive, Capped, CarryClipWarning, Component, Gated, Norm
+from carryclip import EWMA, Adaptive, Capped, CarryClipWarning, Component, Gated, Norm
 from carryclip.torch import UClip
 from cases import REGIONS
 
@@ -261,3 +262,129 @@ def test_saving_warns_of_trouble():
         optimizer.state_dict()
     assert [w.category for w in caught] == [CarryClipWarning] * len(caught)
     assert "winding up" in str(caught[0].message)
+
+
+def test_groups_added_before_a_load_are_part_of_it():
+    """Staged unfreezing: the group is added in the resumed run too, before any step."""
+
+    def setup():
+        net, _ = make()
+        optimizer = optim.SGD(net[0].parameters(), lr=0.1)
+        clipper = UClip(optimizer, Norm(0.1, over="group"), carry=Gated())
+        optimizer.add_param_group({"params": list(net[2].parameters()), "uclip": Component(0.01)})
+        return net, optimizer, clipper
+
+    net, optimizer, clipper = setup()
+    train(net, optimizer, 0, 3)
+    other, fresh, again = setup()
+    torch.save(optimizer.state_dict(), buffer := io.BytesIO())
+    buffer.seek(0)
+    fresh.load_state_dict(torch.load(buffer, weights_only=True))
+    other.load_state_dict(net.state_dict())
+    train(net, optimizer, 3, 6)
+    train(other, fresh, 3, 6)
+    assert torch.equal(again.carry(2), clipper.carry(2))
+    assert equal(fresh.state_dict(), optimizer.state_dict())
+
+
+def test_a_groups_own_region_survives_remove_observe_copy_and_load():
+    a, b = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
+    optimizer = optim.SGD([{"params": [a]}, {"params": [b], "uclip": None}], lr=1.0)
+    UClip(optimizer, Norm(1.0), observe=True).remove()
+    UClip(optimizer, Norm(1.0)).remove()
+    assert optimizer.param_groups[1]["uclip"] is None
+    clipper = UClip(optimizer, Norm(1.0))
+    optimizer.load_state_dict(optimizer.state_dict())
+    b.grad = torch.full((2,), 100.0)
+    optimizer.step()
+    assert b[0].item() == -100.0
+    assert "leaves 1 group alone" in repr(clipper)
+    assert all("uclip" not in group for group in optimizer.state_dict()["param_groups"])
+    twin = UClip(copy.deepcopy(optimizer), Norm(1.0))
+    assert "leaves 1 group alone" in repr(twin) or not twin.optimizers
+
+
+CHANGES = {
+    "gated coordinates to moments": ((Component(0.01), Gated()), (Adaptive(1, 1), True)),
+    "moments to gated coordinates": ((Adaptive(1, 1), True), (Component(0.01), Gated())),
+    "ewma to welford": ((Adaptive(1, 1, EWMA()), True), (Adaptive(1, 1), True)),
+    "per tensor to one norm": ((Norm(0.1, over="tensor"), Gated()), (Norm(0.1), Gated())),
+    "one norm to per tensor": ((Norm(0.1), Gated()), (Norm(0.1, over="tensor"), Gated())),
+    "full to gated": ((Norm(0.1), True), (Norm(0.1), Gated())),
+    "carry to none": ((Component(0.01), True), (Component(0.01), False)),
+}
+
+
+@pytest.mark.parametrize("attach_first", [True, False])
+@pytest.mark.parametrize("change", CHANGES)
+def test_averages_of_another_meaning_start_anew(change, attach_first):
+    """The carry is taken over; what the new rule would misread is not."""
+    (old, old_carry), (new, new_carry) = CHANGES[change]
+    net, optimizer = make()
+    UClip(optimizer, old, carry=old_carry)
+    train(net, optimizer, 0, 8)
+    saved = copy.deepcopy(optimizer.state_dict())
+    other, fresh = make()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if attach_first:
+            clipper = UClip(fresh, new, carry=new_carry)
+            train(other, fresh, 0, 3)
+            fresh.load_state_dict(saved)
+        else:
+            fresh.load_state_dict(saved)
+            clipper = UClip(fresh, new, carry=new_carry)
+    assert ["checkpoint was written with" in str(w.message) for w in caught] == [True]
+    entries = fresh.state[other[0].weight]
+    assert [key for key in entries if key.startswith("uclip_")] == (["uclip_carry"] if new_carry is not False else [])
+    if new_carry is not False:
+        assert torch.equal(clipper.carry(other[0].weight), saved["state"][0]["uclip_carry"])
+    assert all(not group["uclip_feed"].any() for group in fresh.param_groups if "uclip_feed" in group)
+    train(other, fresh, 8, 12)
+
+
+def test_a_carry_that_a_cast_made_infinite_is_dropped():
+    """Trap: 1e6 in float16 is inf, and would be sent for ever."""
+    net, optimizer = make(torch.float16, lambda p: optim.SGD(p, lr=0.01))
+    clipper = UClip(optimizer, Norm(0.1))
+    train(net, optimizer, 0, 2)
+    clipper.carry(0).fill_(1e6)
+    other, fresh = make(torch.float16, lambda p: optim.SGD(p, lr=0.01))
+    fresh.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    with pytest.warns(CarryClipWarning, match="entries that had become infinite are now 0"):
+        again = UClip(fresh, Norm(0.1))
+    assert not again.carry(other[0].weight).any()
+
+
+def test_metrics_start_anew_with_a_loaded_checkpoint():
+    net, optimizer = make()
+    clipper = UClip(optimizer, Norm(0.1), metrics_every=1)
+    saved = copy.deepcopy(optimizer.state_dict())
+    train(net, optimizer, 0, 4)
+    optimizer.load_state_dict(saved)
+    assert clipper.metrics().step == -1
+    assert clipper.metrics()["carry_norm"] == 0.0
+
+
+def test_a_converted_model_gets_converted_buffers():
+    net, optimizer = make()
+    clipper = UClip(optimizer, Adaptive(1, 1))
+    train(net, optimizer, 0, 3)
+    net.double()
+    for entries in optimizer.state.values():
+        for key in ("exp_avg", "exp_avg_sq"):
+            entries[key] = entries[key].double()
+    train(net, optimizer, 3, 5)
+    assert clipper.carry(0).dtype == torch.float64
+    optimizer.load_state_dict(optimizer.state_dict())  # no talk of a cast
+
+
+def test_a_failed_attach_leaves_nothing_behind(monkeypatch):
+    net, optimizer = make()
+    with monkeypatch.context() as patch:
+        patch.setattr(UClip, "_link", lambda self: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            UClip(optimizer, Norm(0.1))
+    UClip(optimizer, Norm(0.1))
+    train(net, optimizer, 0, 2)
+    assert optimizer.param_groups[0]["uclip_steps"] == 2

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn, optim
@@ -316,3 +317,99 @@ def test_higher_order_gradients_can_be_clipped():
     optimizer.step()
     assert p.item() == 1.0
     p.grad = None
+
+
+class Failing(optim.Adam):
+    """Raises once, after its own state exists."""
+
+    fail = False
+
+    def step(self, closure=None):
+        super().step(closure)
+        if Failing.fail:
+            Failing.fail = False
+            raise RuntimeError("out of memory")
+
+
+def test_a_step_that_raises_does_not_lose_the_carry(monkeypatch):
+    p = param(0.0)
+    optimizer = Failing([p], lr=0.1)
+    clipper = UClip(optimizer, Component(1.0))
+    monkeypatch.setattr(Failing, "fail", True)
+    set_grad(p, 5.0)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        optimizer.step()
+    assert clipper.carry(p).item() == 4.0
+    set_grad(p, 0.0)
+    optimizer.step()
+    assert clipper.carry(p).item() == 3.0
+    assert optimizer.state[p]["uclip_carry"].item() == 3.0
+
+
+def test_a_step_that_raises_leaves_no_verdict_behind(monkeypatch):
+    p = param(0.0)
+    optimizer = Failing([p], lr=0.1, fused=True)
+    UClip(optimizer, Component(1.0))
+    monkeypatch.setattr(Failing, "fail", True)
+    set_grad(p, 5.0)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        optimizer.step()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    scaler.scale(3 * p).sum().backward()
+    scaler.step(optimizer)
+    assert not hasattr(optimizer, "found_inf")
+
+
+def test_one_group_that_is_not_fused_makes_skipping_the_others_way():
+    a, b = param(0.0), param(0.0)
+    optimizer = optim.Adam([{"params": [a]}, {"params": [b], "fused": False}], lr=0.1, fused=True)
+    clipper = UClip(optimizer, Component(1.0), metrics_every=1)
+    set_grad(a, float("nan")), set_grad(b, 1.0)
+    optimizer.step()
+    assert clipper.metrics()["skipped_steps"] == 1
+    assert (a.grad.item(), b.grad.item()) == (0.0, 0.0)
+
+
+def test_numpy_numbers_and_tensors_as_radii():
+    for radius in (np.float32(0.5), np.float64(0.5), torch.tensor(0.5), torch.tensor(0.5, dtype=torch.float16)):
+        for region in (
+            Component(radius),
+            Norm(radius),
+            Component(lambda step, r=radius: r),
+            Norm(lambda step, r=radius: r),
+        ):
+            for dtype in (torch.bfloat16, torch.float32, torch.float64):
+                p = param(0.0, dtype=dtype)
+                clipper = UClip([p], region, carry=Gated(), metrics_every=1)
+                set_grad(p, 5.0)
+                clipper.clip_()
+                assert p.grad.item() == 0.5
+                assert clipper.metrics()["carry_ratio"] == pytest.approx(9.0)
+    for moments in (torch.ones(2), np.float32(1.0)):
+        p = param(0.0, 0.0)
+        UClip([p], Adaptive(mean=moments, std=1.0))
+
+
+def test_a_tensor_radius_below_zero_counts_as_zero():
+    for bad in (-1.0, float("nan")):
+        for kind in (Component, Norm):
+            p = param(0.0)
+            clipper = UClip([p], kind(lambda step, bad=bad: torch.tensor(bad)))
+            set_grad(p, 5.0)
+            clipper.clip_()
+            assert p.grad.item() == 0.0
+            assert clipper.carry(p).item() == 5.0
+
+
+def test_replacing_a_parameter_or_a_groups_region_is_noticed():
+    a, b = param(0.0), param(0.0)
+    optimizer = sgd(a)
+    UClip(optimizer, Component(1.0))
+    optimizer.param_groups[0]["params"][0] = b
+    set_grad(b, 5.0)
+    optimizer.step()
+    assert b.item() == -1.0
+    optimizer.param_groups[0]["uclip"] = Component(2.0)
+    set_grad(b, 5.0)
+    optimizer.step()
+    assert b.item() == -3.0

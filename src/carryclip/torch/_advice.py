@@ -131,8 +131,8 @@ class Observer:
         region = layout.rules[0].region
         if len(layout.rules) > 1 or (isinstance(region, Norm) and region.over != "all"):
             raise RuntimeError(
-                "advise() judges one region for the whole gradient. Observe with Norm(radius) or Component(radius) alone; "
-                "metrics() works with any region."
+                "advise() judges one region for the whole gradient. Observe with Norm(radius) or Component(radius) "
+                "alone; metrics() works with any region."
             )
         gradients = torch.stack([self._samples[k] for k in good]).double().cpu()
         metrics = torch.stack([self._metrics[k] for k in good]).double().cpu()

@@ -181,11 +181,11 @@ class Engine:
     @staticmethod
     def _size_of(job: Job, size: Any) -> Any:
         owner, leaf = type(job.rule.region).__name__, job.leaf
+        if job.rule.region.joint and getattr(size, "shape", ()) != ():
+            raise ValueError(f"{owner}: the radius must be one number, got shape {tuple(size.shape)}.")
         size = fitted(owner, pick(size, leaf), leaf)
         if isinstance(size, (int, float)):
             return size
-        if job.rule.region.joint and size.numel() != 1:
-            raise ValueError(f"{owner}: the radius must be one number, got shape {tuple(size.shape)}.")
         if torch.promote_types(size.dtype, job.dtype) == job.dtype:
             size = size.to(job.dtype)
         if size.dim():

@@ -138,7 +138,7 @@ def repair(entries: Entries, param: Tensor) -> set[str]:
     damage = set()
     for key in [key for key in entries if key.startswith(PREFIX)]:
         value, kind = entries[key], _kind(key.removeprefix(PREFIX), param, wide(param.dtype))
-        if value.dtype in (torch.float16, torch.bfloat16, torch.complex32) or kind == torch.int64 != value.dtype:
+        if value.dtype in (torch.float16, torch.bfloat16, torch.complex32):
             damage.add(key)
             value = value.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) if not value.is_complex() else value
         entries[key] = value.to(kind)

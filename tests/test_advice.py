@@ -123,6 +123,29 @@ def test_large_models_are_sampled():
     assert advice.mean_size == pytest.approx(0.1 * np.sqrt(40_000), rel=0.02)
 
 
+def test_small_tensors_do_not_weigh_more_than_they_are():
+    """Many tiny tensors beside a large one: a sample must not favour them."""
+    big, small = nn.Parameter(torch.zeros(200_000)), [nn.Parameter(torch.zeros(4)) for _ in range(100)]
+    optimizer = optim.SGD([big, *small], lr=0.0)
+    watcher = UClip(optimizer, Norm(1.0), observe=True)
+    for _ in range(25):
+        big.grad = torch.full((200_000,), 0.01)
+        for p in small:
+            p.grad = torch.full((4,), 0.05)
+        optimizer.step()
+    true = np.sqrt(200_000 * 0.01**2 + 400 * 0.05**2)
+    assert watcher.advise().mean_size == pytest.approx(true, rel=0.05)
+
+
+@pytest.mark.parametrize("region", [Norm(1.0), Component(1.0)], ids=repr)
+def test_pure_noise_gives_the_same_safe_advice_every_time(region):
+    lines = [watch(region, lambda rng, n: rng.standard_normal(n), steps=150, seed=seed).advise() for seed in range(8)]
+    gated = [advice.line.endswith("carry=Gated())") for advice in lines]
+    assert sum(gated) >= 7
+    assert "cannot be told from 0" in lines[gated.index(True)].reason
+    assert "an unknown part" in str(lines[gated.index(True)])
+
+
 def test_advice_needs_observed_steps():
     clipper = watch(Norm(1.0), lambda rng, size: rng.standard_normal(size), steps=5)
     with pytest.raises(RuntimeError, match="has seen 5 usable steps and needs at least 20"):

@@ -42,29 +42,31 @@ def rounded(gradients, dtype):
     ]
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("region", REGIONS)
 def test_torch_equals_reference(region, policy, dtype):
     gradients = rounded(heavy_tailed(seed=len(region) + len(policy), steps=STEPS), dtype)
     allowed = tolerance(dtype, region)
-    worst = largest_carry = largest_update = 0.0
+    largest_carry = largest_update = 0.0
+    worst = [np.zeros(shape) for shape in SHAPES]
     for expected, actual in zip(
         run_reference(REGIONS[region], POLICIES[policy], gradients, dtype),
         run_torch(REGIONS[region], POLICIES[policy], gradients, dtype),
         strict=True,
     ):
-        for u, v in zip(expected[0], actual[0], strict=True):
+        for k, (u, v) in enumerate(zip(expected[0], actual[0], strict=True)):
             assert (u is None) == (v is None)
             if u is not None:
-                worst = max(worst, np.abs(u.astype(float) - v).max())
+                worst[k] = np.maximum(worst[k], np.abs(u.astype(float) - v))
                 largest_update = max(largest_update, np.abs(v).max())
-        for c, d in zip(expected[1], actual[1], strict=True):
-            worst = max(worst, np.abs(c.astype(float) - d).max())
+        for k, (c, d) in enumerate(zip(expected[1], actual[1], strict=True)):
+            worst[k] = np.maximum(worst[k], np.abs(c.astype(float) - d))
             largest_carry = max(largest_carry, np.abs(d).max())
     # Plain clipping has no carry to compare with; its updates set the scale.
-    assert worst <= allowed.relative * (largest_carry or largest_update)
+    limit = allowed.relative * (largest_carry or largest_update)
+    assert sum(int((w > limit).sum()) for w in worst) <= allowed.strays, max(w.max() for w in worst)
     if POLICIES[policy] is not False:
         assert largest_carry > 0.0, "nothing was clipped: the case tests nothing"
     dropped = actual[2].metrics()["dropped_norm"]
-    assert dropped == pytest.approx(expected[2].dropped_norm, rel=2e-2 if dtype == "bfloat16" else 1e-4, abs=1e-6)
+    assert dropped == pytest.approx(expected[2].dropped_norm, rel=5e-2 if allowed.strays else 1e-4, abs=1e-6)

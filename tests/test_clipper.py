@@ -79,6 +79,72 @@ def test_dropped_norm_adds_up_what_the_policy_drops():
             assert clipper.metrics()["dropped_norm"] > dropped
 
 
+def test_metrics_over_several_vectors_and_rules():
+    a, b, c, d = (param(0.0) for _ in range(4))
+    groups = [
+        {"params": [a]},
+        {"params": [b], "uclip": Norm(2.0)},
+        {"params": [c, d], "uclip": Norm(1.0, over="tensor")},
+    ]
+    optimizer = optim.SGD(groups, lr=1.0)
+    clipper = UClip(optimizer, Component(1.0), metrics_every=1)
+    for p, g in ((a, 4.0), (b, 4.0), (c, 9.0), (d, 0.5)):
+        p.grad = torch.tensor([g])
+    optimizer.step()
+    metrics = clipper.metrics()
+    assert metrics["carry_ratio"] == pytest.approx(8.0), "the largest of 3, 1, 8 and 0"
+    assert metrics["radius_norm"] == pytest.approx(math.sqrt(1 + 4 + 1 + 1))
+    assert metrics["clipped_fraction"] == pytest.approx(3 / 4)
+    assert metrics["carry_norm"] == pytest.approx(math.sqrt(9 + 4 + 64))
+
+
+def test_rounding_alone_does_not_count_as_clipping():
+    p = nn.Parameter(torch.zeros(4, dtype=torch.bfloat16))
+    clipper = UClip([p], Component(100.0), metrics_every=1)
+    p.grad = torch.tensor([1.0, 2.0, 3.0, 400.0], dtype=torch.bfloat16)
+    clipper.clip_()
+    clipper.carry(0)[:3] = 2.0**-12  # the sum does not fit into bfloat16
+    p.grad = torch.tensor([1.0, 2.0, 3.0, 0.0], dtype=torch.bfloat16)
+    clipper.clip_()
+    assert clipper.metrics()["clipped_fraction"] == 0.25
+    assert clipper.carry(0)[0] == 2.0**-12
+
+
+def test_huge_radii_and_drops_stay_numbers():
+    for dtype in (torch.float32, torch.bfloat16):
+        p = nn.Parameter(torch.zeros(2, dtype=dtype))
+        clipper = UClip([p], Component(1e30), carry=False, metrics_every=1)
+        p.grad = torch.ones(2, dtype=dtype)
+        clipper.clip_()
+        assert clipper.metrics()["radius_norm"] == math.inf
+    p = param(0.0)
+    clipper = UClip([p], Component(1.0), carry=False, metrics_every=1)
+    for g in (1e25, 3.0):
+        p.grad = torch.tensor([g])
+        clipper.clip_()
+    assert 1e18 < clipper.metrics()["dropped_norm"] < math.inf
+
+
+def test_a_skipped_step_drops_nothing():
+    p = param(0.0, 0.0)
+    for region in (Component(1.0), Norm(1.0)):
+        clipper = UClip([p], region, carry=False, metrics_every=1)
+        p.grad = torch.tensor([5.0, math.nan])
+        clipper.clip_()
+        assert clipper.metrics()["dropped_norm"] == 0.0
+        clipper.remove()
+
+
+def test_complex_radii_count_for_both_parts():
+    z = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+    for radius in (0.5, [torch.full((3,), 0.5)]):
+        clipper = UClip([z], Component(radius), metrics_every=1)
+        z.grad = torch.ones(3, dtype=torch.complex64)
+        clipper.clip_()
+        assert clipper.metrics()["radius_norm"] == pytest.approx(0.5 * math.sqrt(6))
+        clipper.remove()
+
+
 def test_metrics_are_measured_every_so_many_steps():
     p = param(0.0)
     clipper = UClip([p], Component(10.0), metrics_every=3)
@@ -257,6 +323,7 @@ SHARED = optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
         (lambda: Norm(1.0, over="layer"), ValueError, "over must be 'all', 'group' or 'tensor', got 'layer'"),
         (lambda: Component([1.0, NAN]), ValueError, "Component: radius must be at least 0, got nan"),
         (lambda: Component([torch.tensor([1.0, -1.0])]), ValueError, "entries that are negative or NaN"),
+        (lambda: Sign(math.inf), ValueError, "Sign: scale must be finite"),
         (lambda: Sign(0), ValueError, "Sign: scale must be above 0"),
         (lambda: Adaptive(0, 0), ValueError, r"mean and std are both 0.*Try Adaptive\(mean=1, std=2\)"),
         (lambda: Adaptive(-1, 1), ValueError, "Adaptive: mean must be at least 0"),

@@ -129,3 +129,34 @@ def test_undrainable_carry_warns():
     clipper.clip_()
     with pytest.warns(CarryClipWarning, match=r"1e\+08 radii; a float32 buffer cannot pay that back.*Capped\(100\)"):
         assert clipper.metrics()["carry_ratio"] == pytest.approx(1e8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [1, 100])
+@pytest.mark.parametrize("radius", [0.7, 1.0])
+def test_a_closed_gate_and_a_cap_hold_in_narrow_types(dtype, size, radius):
+    """Trap: rounding the update shortens it, and a carry that may not grow would creep up bit by bit."""
+    slack = 1 + 1e-6
+    for carry, bound in ((Gated(), 2.0), (Capped(3), 3.0)):
+        p = nn.Parameter(torch.zeros(size, dtype=dtype))
+        clipper = UClip([p], Norm(radius), carry=carry, metrics_every=0)
+        gradient = torch.full((size,), 2 * radius / size**0.5, dtype=dtype)
+        owed = None
+        for step in range(400):
+            p.grad = gradient.clone()
+            clipper.clip_()
+            now = clipper.carry(p).double().norm().item()
+            if carry == Gated() and step > 1:
+                assert now <= owed * slack
+            owed = now
+            assert owed <= bound * radius * slack
+
+
+def test_the_feed_behind_the_warning_is_not_diluted_by_skipped_steps():
+    p = nn.Parameter(torch.zeros(1))
+    clipper = UClip([p], Component(1.0), metrics_every=1)
+    for g in [float("nan")] * 9 + [50.0] * 7:
+        p.grad = torch.tensor([g])
+        clipper.clip_()
+    with pytest.warns(CarryClipWarning, match=r"winding up.*average feed 0\.90"):
+        assert clipper.metrics()["carry_feed"] == 1.0

@@ -23,7 +23,7 @@ def surroundings():
     """What a reader of the documentation has at hand."""
     torch.manual_seed(0)
     model, other_model = (torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2)) for _ in range(2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = torch.optim.SGD([{"params": part.parameters()} for part in model], lr=0.01)
     loss_fn = torch.nn.functional.cross_entropy
     inputs, targets = torch.randn(16, 4), torch.randint(2, (16,))
 
@@ -58,7 +58,7 @@ def surroundings():
 @pytest.mark.parametrize("page", SNIPPETS, ids=lambda page: page.name)
 def test_snippets_run(page, monkeypatch):
     """Blocks of a page share their names; a page may attach again and again, which a program may not."""
-    monkeypatch.setattr("carryclip.torch._targets.claim", lambda clipper, params: None)
+    monkeypatch.setattr("carryclip.torch._targets.claim", lambda clipper, params, watch_only: None)
     names = surroundings()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CarryClipWarning)

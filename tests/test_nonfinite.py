@@ -148,6 +148,38 @@ def test_a_norm_that_overflows_counts_as_non_finite():
             assert torch.isfinite(clipper.carry(param)).all()
 
 
+def test_a_norm_may_overflow_only_in_the_sum_over_tensors():
+    a, b = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+    clipper = UClip([a, b], Norm(1.0))
+    a.grad, b.grad = torch.tensor([1.5e19]), torch.tensor([1.5e19])
+    clipper.clip_()
+    assert clipper.ledger.skipped.item() == 1
+    assert not clipper.carry(a).any()
+    assert not a.grad.any()
+
+
+def test_infinite_multiples_and_scales_give_no_nan():
+    def later(step):
+        return math.inf if step > 3 else 1.0
+
+    for region in (
+        Adaptive(1, later),
+        Adaptive(later, 0),
+        Symmetric(later),
+        Sign(later),
+        Component(later),
+        Norm(later),
+    ):
+        for dtype in (torch.float32, torch.bfloat16):
+            p = nn.Parameter(torch.zeros(3, dtype=dtype))
+            clipper = UClip([p], region, metrics_every=0)
+            for k in range(8):
+                p.grad = torch.tensor([0.0, 1.0, -float(k)], dtype=dtype)
+                clipper.clip_()
+                assert torch.isfinite(p.grad).all(), region
+                assert torch.isfinite(clipper.carry(p)).all(), region
+
+
 def test_two_huge_gradients_do_not_overflow_the_carry():
     """Trap: an infinite carry would send the radius for ever with a finite loss."""
     for region in (Component(1.0), Sign(1.0)):

@@ -8,6 +8,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from torch import nn
 
 from carryclip import EWMA, Adaptive, Component, Norm, Sign, Symmetric, Welford
 from carryclip.torch import UClip
@@ -148,3 +149,17 @@ def test_radius_is_rounded_toward_zero(value, dtype):
         if single.item() == 0 or single.item() >= info.tiny:
             expected = truncate(single.item(), info)
             assert toward_zero(xp, single, DTYPES[dtype]).item() == expected
+
+
+def test_a_norm_over_groups_of_many_tensors_stays_within_four_ulp():
+    torch.manual_seed(0)
+    groups = [{"params": [nn.Parameter(torch.zeros(7)) for _ in range(n)]} for n in (3, 800)]
+    clipper = UClip(groups, Norm(1.0, over="group"), carry=False, metrics_every=0)
+    for group in groups:
+        for p in group["params"]:
+            p.grad = torch.randn(7)
+    clipper.clip_()
+    for group in groups:
+        norm = torch.cat([p.grad.double() for p in group["params"]]).norm().item()
+        assert norm <= 1 + 4 * torch.finfo(torch.float32).eps
+        assert norm >= 1 - 4 * torch.finfo(torch.float32).eps

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from carryclip.carry import Capped, CarryPolicy, Gated, Leaky, check_policy
 from carryclip.diagnosis import Diagnosis, Step, diagnose
-from carryclip.precision import debias_weight, ratio, toward_zero, truncate
+from carryclip.precision import debias_weight, fit_for_squares, ratio, toward_zero, truncate
 from carryclip.regions import Region, check_region
 
 NonFinite = Literal["skip", "zero", "raise", "propagate"]
@@ -126,10 +126,14 @@ def measure(xp: Any, rule: Rule, gradient: Any, carry: Any, dtype: Any) -> Sums:
     return Sums(bad, total_sq)
 
 
-def decide(xp: Any, rule: Rule, totals: Sums, radius: Any, feed: Feed | None, skip: Any) -> tuple[Verdict, Feed | None]:
+def decide(
+    xp: Any, rule: Rule, totals: Sums, radius: Any, feed: Feed | None, skip: Any, rounding: float = 0.0
+) -> tuple[Verdict, Feed | None]:
     """Scalars for each scope of a ``Norm``; ``totals`` and ``feed`` hold one entry per scope.
 
     The update is scale·s, so what is cut has norm ||s|| - radius and the policies need no further pass over memory.
+    Rounding the update to a narrower type moves it by up to ``rounding`` of its size (half an epsilon), and the carry
+    with it: limits allow for that, or a carry that may not grow would creep up bit by bit.
     """
     radius = _nonnegative(xp, radius)
     norm = xp.sqrt(totals.total_sq)
@@ -137,7 +141,8 @@ def decide(xp: Any, rule: Rule, totals: Sums, radius: Any, feed: Feed | None, sk
     scale = xp.where(clipped, radius / xp.where(clipped, norm, 1.0), 1.0)
     # NaN is above nothing, yet under "propagate" it must reach every coordinate, as it does in clip_grad_norm_.
     scale = xp.where(norm == norm, scale, norm)
-    rest = xp.where(clipped, norm - radius, 0.0)
+    cut = xp.where(clipped, norm - radius, 0.0)
+    rest = cut + rounding * xp.where(clipped, radius, norm) if rounding else cut
     keep = None
     if isinstance(rule.carry, Leaky):
         keep = rule.carry.kappa
@@ -151,7 +156,7 @@ def decide(xp: Any, rule: Rule, totals: Sums, radius: Any, feed: Feed | None, sk
         limit = rule.carry.cap * radius
         keep = _share(xp, xp.where(full & (carry_norm < limit), carry_norm, limit), rest)
         feed = Feed(_held(xp, skip, feed.average, average), _held(xp, skip, feed.count, count))
-    dropped = rest if rule.carry is False else None if keep is None else rest * (1.0 - keep)
+    dropped = cut if rule.carry is False else None if keep is None else cut * (1.0 - keep)
     return Verdict(scale, keep, dropped, clipped), feed
 
 
@@ -208,7 +213,7 @@ def apply(
         moved = moved._replace(feed=feed)
         dropped_sq = None
         if tally and rule.carry is not True:
-            dropped = rest if rule.carry is False else rest - kept
+            dropped = fit_for_squares(xp, rest if rule.carry is False else rest - kept)
             dropped_sq = xp.sum(dropped * dropped)
     moved = moved._replace(carry=None if rule.carry is False else kept)
     diagnosis = None
@@ -254,7 +259,9 @@ def _radius(xp: Any, rule: Rule, source: Buffers, sizes: tuple[Any, ...], narrow
             return truncate(float(radius), xp.finfo(narrow)), None
         return xp.astype(toward_zero(xp, _nonnegative(xp, radius), narrow), dtype), None
     mean, std = estimator.estimate(xp, source.mean, source.second, xp.astype(source.count, dtype))
-    radius = xp.where(source.count >= estimator.warmup, rule.region.extent(xp, sizes, mean, std), math.inf)
+    radius = rule.region.extent(xp, sizes, mean, std)
+    # NaN is an infinite multiple of a deviation of 0: no limit either way.
+    radius = xp.where((source.count >= estimator.warmup) & (radius == radius), radius, math.inf)
     return toward_zero(xp, radius, narrow) if rule.region.centred else radius, mean
 
 

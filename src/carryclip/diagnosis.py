@@ -77,8 +77,10 @@ def diagnose(xp: Any, step: Step, *, joint: bool) -> Diagnosis:
     if joint:
         fed, weight = (0.0, 0.0) if step.carry is None else (xp.sum(step.raw * step.carry), xp.sum(step.carry**2))
         return Diagnosis(grad_sq, total_sq, update_sq, carry_sq, 0.0, 0.0, size, fed, weight, 0.0)
-    constant = isinstance(step.radius, (int, float)) or step.radius.shape == ()
-    radius_sq = step.radius * step.radius * size if constant else xp.sum(step.radius * step.radius)
+    radius_sq = step.radius * step.radius * size
+    if hasattr(step.radius, "shape") and step.radius.shape != ():
+        # One radius may stand for both parts of a complex number.
+        radius_sq = xp.sum(step.radius * step.radius) * (size / math.prod(step.radius.shape))
     clipped = xp.sum(xp.astype(step.aim != step.total, step.raw.dtype))
     fed = weight = worst = 0.0
     if step.carry is not None:

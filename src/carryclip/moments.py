@@ -4,13 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from carryclip import _checks
-from carryclip.precision import debias_weight
-
-
-def _fit_for_squares(xp: Any, gradient: Any) -> Any:
-    """The gradient held where its square, and the square of a difference of two, is finite."""
-    bound = float(xp.finfo(gradient.dtype).max) ** 0.5 / 4
-    return xp.clip(gradient, -bound, bound)
+from carryclip.precision import debias_weight, fit_for_squares
 
 
 @dataclass(frozen=True)
@@ -28,7 +22,7 @@ class Welford:
 
     def update(self, xp: Any, gradient: Any, mean: Any, second: Any, count: Any) -> tuple[Any, Any]:
         """New (mean, sum of squared deviations) after ``gradient``, the ``count``-th sample."""
-        gradient = _fit_for_squares(xp, gradient)
+        gradient = fit_for_squares(xp, gradient)
         deviation = gradient - mean
         mean = mean + deviation / count
         second = xp.clip(second + deviation * (gradient - mean), 0.0, float(xp.finfo(mean.dtype).max))
@@ -63,9 +57,10 @@ class EWMA:
 
     def update(self, xp: Any, gradient: Any, mean: Any, second: Any, count: Any) -> tuple[Any, Any]:
         """New raw averages (m, v) after ``gradient``."""
-        gradient = _fit_for_squares(xp, gradient)
-        mean = self.decay * mean + (1.0 - self.decay) * gradient
-        second = self.decay * second + (1.0 - self.decay) * (gradient * gradient)
+        gradient = fit_for_squares(xp, gradient)
+        # The same as decay·m + (1-decay)·g, but exact to the last bits for a decay near 1.
+        mean = mean + (1.0 - self.decay) * (gradient - mean)
+        second = second + (1.0 - self.decay) * (gradient * gradient - second)
         return mean, second
 
     def estimate(self, xp: Any, mean: Any, second: Any, count: Any) -> tuple[Any, Any]:

@@ -57,6 +57,12 @@ def ratio(xp: Any, numerator: Any, denominator: Any) -> Any:
     return xp.where(usable, numerator / xp.where(usable, denominator, 1.0), 0.0)
 
 
+def fit_for_squares(xp: Any, values: Any) -> Any:
+    """``values`` held where their squares, and the square of a difference of two, are finite."""
+    bound = float(xp.finfo(values.dtype).max) ** 0.5 / 4
+    return xp.clip(values, -bound, bound)
+
+
 def debias_weight(xp: Any, decay: float, count: Any) -> Any:
     """1 - decay^count for an array of counts >= 1, without the cancellation that a decay near 1 brings."""
     return -xp.expm1(count * math.log(decay)) if decay > 0.0 else xp.sign(count)

@@ -94,7 +94,9 @@ class UClip:
         s = {i: clean[i] + carry[i] for i in members}  #                       g_t + Delta_t
         size = _norm(s.values())
         scale = 1.0 if size <= gamma else gamma / size  #                      clip(x, gamma) = min{1, gamma/||x||} x
-        rest = 0.0 if size <= gamma else size - gamma
+        cut = 0.0 if size <= gamma else size - gamma
+        # Rounding the update moves the carry by up to half an epsilon of the update: limits allow for it.
+        rest = cut + self._half_epsilon(s) * min(size, gamma)
         if self.policy is False:
             keep = 0.0
         elif isinstance(self.policy, Leaky):
@@ -117,7 +119,7 @@ class UClip:
             u = self._rounded(s[i] * s[i].dtype.type(scale), s[i].dtype)  #    u_t = clip(g_t + Delta_t, gamma_t)
             updates[i] = self._as_gradient(u, updates[i])
             self.carry[i] = (s[i] - u) * s[i].dtype.type(keep)  #              Delta_{t+1} = g_t + Delta_t - u_t
-        return (rest * (1.0 - keep)) ** 2
+        return (cut * (1.0 - keep)) ** 2
 
     def _step_coordinates(self, region: Any, i: int, clean: list, updates: list, t: int) -> float:
         g, carry, moments = clean[i], self._carry_of(i, clean[i]), self.moments[i]
@@ -129,7 +131,7 @@ class UClip:
         if self.nonfinite != "propagate":
             s = np.clip(s, -largest, largest)
         if isinstance(region, Sign):
-            aim = gamma * np.sign(s)
+            aim = np.minimum(gamma, largest) * np.sign(s)
         else:  #                                                             clip(x, gamma) = max{min{x, gamma}, -gamma}
             aim = np.maximum(np.minimum(s, centre + gamma), centre - gamma)
         u = self._rounded(aim, g.dtype)
@@ -167,11 +169,13 @@ class UClip:
             gamma = np.full(g.shape, np.inf)
         else:
             m, s = moments.mean_and_std(region.moments)
-            if isinstance(region, Adaptive):
-                a, b = _at(region.mean, t), _at(region.std, t)
-                gamma = np.maximum(a * np.abs(m) + b * s, region.min_radius)  # gamma_t = a |m_t| + b s_t
-            else:
-                gamma, centre = _at(region.std, t) * s, m
+            with np.errstate(invalid="ignore"):  # an infinite multiple of 0 sets no limit
+                if isinstance(region, Adaptive):
+                    a, b = _at(region.mean, t), _at(region.std, t)
+                    gamma = np.maximum(a * np.abs(m) + b * s, region.min_radius)  # gamma_t = a |m_t| + b s_t
+                else:
+                    gamma, centre = _at(region.std, t) * s, m
+            gamma = np.where(np.isnan(gamma), np.inf, gamma)
         if isinstance(region, Symmetric):
             return gamma.astype(g.dtype), centre
         return self._down(gamma, g.dtype), centre
@@ -203,6 +207,12 @@ class UClip:
         if bad and self.nonfinite == "raise":
             raise FloatingPointError(f"non-finite gradient at step {self.t - 1} in arrays {bad}")
         return bool(bad)
+
+    def _half_epsilon(self, s: dict[int, Array]) -> float:
+        """0 where gradients have the carry's own type."""
+        name = self.dtype or self._narrow
+        wide = any(str(x.dtype) == name for x in s.values())
+        return 2.0**-8 if name == "bfloat16" else 0.0 if wide else float(np.finfo(name).eps) / 2
 
     def _rounded(self, x: Array, wide: Any) -> Array:
         """Round to the gradients' type, within its finite range, and come back to the carry's."""

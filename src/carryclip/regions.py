@@ -5,6 +5,7 @@ counted from 0, or, for the kinds that work coordinate by coordinate, one value 
 the parameters or a mapping from parameter to value, each value a number or an array of the parameter's shape.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
@@ -124,14 +125,18 @@ class Sign(Region):
 
     def __post_init__(self) -> None:
         _checks.size("Sign", "scale", self.scale)
+        if isinstance(self.scale, Real) and float(self.scale) == math.inf:
+            raise ValueError("Sign: scale must be finite, got inf.")
 
     def sizes(self, step: Any) -> tuple[Any, ...]:
         """The scale at ``step``."""
         return (at_step("Sign", self.scale, step),)
 
     def project(self, xp: Any, total: Any, radius: Any, mean: Any) -> Any:
-        """±radius by the sign of ``total``."""
-        return radius * xp.sign(total)
+        """±radius by the sign of ``total``; a schedule that reaches infinity stays at the largest number there is."""
+        largest = float(xp.finfo(total.dtype).max)
+        held = min(radius, largest) if isinstance(radius, (int, float)) else xp.clip(radius, 0.0, largest)
+        return held * xp.sign(total)
 
 
 @dataclass(frozen=True)

@@ -106,16 +106,19 @@ class Observer:
         self._skips.append(report.skip)
 
     def _choose(self, layout: Layout) -> None:
-        """Pick the coordinates to remember: all of a small model, else a fixed random sample."""
+        """Pick the coordinates to remember: all of a small model, else a fixed random sample of the whole vector."""
         sizes = [leaf.param.numel() * (2 if leaf.param.is_complex() else 1) for leaf in layout.leaves]
         self._coordinates = sum(sizes)
-        share = min(1.0, SAMPLED_COORDINATES / self._coordinates)
-        generator = torch.Generator().manual_seed(0)
-        self._picks = []
+        if self._coordinates <= SAMPLED_COORDINATES:
+            chosen = torch.arange(self._coordinates)
+        else:
+            generator = torch.Generator().manual_seed(0)
+            chosen = torch.randint(self._coordinates, (SAMPLED_COORDINATES,), generator=generator).sort().values
+        self._picks, start = [], 0
         for leaf, size in zip(layout.leaves, sizes, strict=True):
-            count = size if share == 1.0 else math.ceil(size * share)
-            pick = torch.arange(size) if count == size else torch.randint(size, (count,), generator=generator)
+            pick = chosen[(chosen >= start) & (chosen < start + size)] - start
             self._picks.append(pick.to(leaf.param.device))
+            start += size
         for memory in (self._samples, self._metrics, self._skips):
             memory.clear()
 
@@ -177,6 +180,8 @@ def _choose_policy(radius: float | None, mean: float, suggested: float, bias: fl
     low = ""
     if radius is not None and radius < mean:
         low = f"the observed radius {radius:.3g} is below the mean gradient, where the full carry winds up. "
+    if math.isnan(bias):
+        return ", carry=Gated()", "the mean gradient cannot be told from 0 in these steps; Gated is safe either way."
     if bias < NEGLIGIBLE_BIAS:
         return (
             ", carry=False",
@@ -195,11 +200,34 @@ def _choose_policy(radius: float | None, mean: float, suggested: float, bias: fl
     return "", "the radius is well above the mean gradient, so the full carry drains and removes the bias."
 
 
-class _NormView:
+class _View:
+    """Means and biases from the remembered gradients; NaN marks a coordinate that had no gradient in a step.
+
+    <E g, E g> is the mean of <g_s, g_t> over pairs of different steps, so that noise does not count as signal.
+    """
+
+    def __init__(self, gradients: Tensor) -> None:
+        self.gradients = gradients
+        self.signal, error = _squared_mean(gradients)
+        self.lost_in_noise = self.signal <= 2.5 * error
+        """Whether the mean gradient cannot be told from 0."""
+
+    def cut(self, radius: float) -> Tensor:
+        """G - clip(g) by plain clipping."""
+        raise NotImplementedError
+
+    def bias(self, radius: float) -> float:
+        """Norm of E[g - clip(g)] relative to that of E[g]; NaN if the mean is lost in the noise."""
+        if self.lost_in_noise:
+            return math.nan
+        return math.sqrt(max(0.0, _squared_mean(self.cut(radius))[0]) / self.signal)
+
+
+class _NormView(_View):
     """Gradient norms are known exactly; directions from the sampled coordinates."""
 
     def __init__(self, gradients: Tensor, norms: Tensor, coordinates: int) -> None:
-        self.gradients = gradients.nan_to_num(0.0)
+        super().__init__(gradients)
         self.norms = norms
         self.blow_up = coordinates / gradients.shape[1]
 
@@ -207,22 +235,20 @@ class _NormView:
         return float(torch.quantile(self.norms, q))
 
     def mean_size(self) -> float:
-        return math.sqrt(max(0.0, _cross(self.gradients, self.gradients) * self.blow_up))
+        return math.sqrt(max(0.0, self.signal * self.blow_up))
 
     def clipped(self, radius: float) -> float:
         return float((self.norms > radius).double().mean())
 
-    def bias(self, radius: float) -> float:
-        """Norm of E[g - clip(g)] relative to that of E[g]."""
-        cut = self.gradients * (1.0 - (radius / self.norms).clamp(max=1.0).nan_to_num(1.0)).unsqueeze(1)
-        return _relative(_cross(cut, cut), _cross(self.gradients, self.gradients))
+    def cut(self, radius: float) -> Tensor:
+        return self.gradients * (1.0 - (radius / self.norms).clamp(max=1.0).nan_to_num(1.0)).unsqueeze(1)
 
 
-class _CoordinateView:
-    """Every coordinate by itself; NaN marks a coordinate that had no gradient in a step."""
+class _CoordinateView(_View):
+    """Every coordinate by itself."""
 
     def __init__(self, gradients: Tensor) -> None:
-        self.gradients = gradients
+        super().__init__(gradients)
         self.sizes = gradients[~gradients.isnan()].abs().sort().values
 
     def size_quantile(self, q: float) -> float:
@@ -240,24 +266,17 @@ class _CoordinateView:
     def clipped(self, radius: float) -> float:
         return float((self.sizes > radius).double().mean())
 
-    def bias(self, radius: float) -> float:
-        cut = self.gradients - self.gradients.clamp(-radius, radius)
-        return _relative(_cross(cut, cut), _cross(self.gradients, self.gradients))
+    def cut(self, radius: float) -> Tensor:
+        return self.gradients - self.gradients.clamp(-radius, radius)
 
 
-def _cross(one: Tensor, other: Tensor) -> float:
-    """<E[one], E[other]> from disjoint halves of the steps, so that the noise of one does not enter as signal."""
-
-    def half(values: Tensor, start: int) -> Tensor:
-        return values[start::2].nanmean(0).nan_to_num(0.0)
-
-    return float(0.5 * (half(one, 0) @ half(other, 1) + half(other, 0) @ half(one, 1)))
-
-
-def _relative(part: float, whole: float) -> float:
-    if whole <= 0.0:
-        return 0.0 if part <= 0.0 else math.inf
-    return math.sqrt(max(0.0, part) / whole)
+def _squared_mean(rows: Tensor) -> tuple[float, float]:
+    """(unbiased estimate of ||E[row]||², its standard error if the mean were 0), from all pairs of different rows."""
+    rows = rows.nan_to_num(0.0)
+    pairs = rows.shape[0] * (rows.shape[0] - 1)
+    products = rows @ rows.T
+    products.fill_diagonal_(0.0)
+    return float(products.sum() / pairs), math.sqrt(float(2.0 * products.square().sum() / pairs) / pairs)
 
 
 def _two_digits_up(value: float) -> float:
@@ -268,4 +287,4 @@ def _two_digits_up(value: float) -> float:
 
 
 def _percent(share: float) -> str:
-    return "an unknown part (the mean gradient is lost in the noise)" if not share < math.inf else f"{share:.1%}"
+    return "an unknown part" if math.isnan(share) else f"{share:.1%}"

@@ -85,8 +85,7 @@ class UClip:
         self._signature = self._shape_of_groups()
         _targets.claim(self, self._params(), watch_only=observe)
         home = OptimizerHome(optimizers) if optimizers and not observe else OwnHome()
-        self.ledger = Ledger(self._layout.leaves[0].param.device)
-        self.ledger.fit(self._layout)
+        self.ledger = Ledger(self._layout)
         self._engine = Engine(home, self.ledger, 1 if observe else metrics_every, write=not observe)
         self._watch = Watch(self.ledger, self.summary(), self.carry_policy, quiet=observe)
         self._hooks = Hooks(self, optimizers, observe=observe) if optimizers else None

@@ -3,6 +3,7 @@
 Nothing here reads a value back from the device, except under ``nonfinite="raise"``.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -107,7 +108,7 @@ class Engine:
             )
             self._close(job, outcome.update, outcome.buffers)
             if outcome.dropped_sq is not None:
-                dropped.append(outcome.dropped_sq.to(device, torch.float32, non_blocking=True))
+                dropped.append(outcome.dropped_sq.to(device, self.ledger.dropped.dtype, non_blocking=True))
             diagnoses.append(outcome.diagnosis)
         self._account(skip, dropped, verdicts)
         metrics = self._metrics(layout, jobs, diagnoses, verdicts, sizes, device) if inspect else None
@@ -206,7 +207,9 @@ class Engine:
             column = [getattr(sums, name) for _, sums in members]
             return None if column[0] is None else _by_scope(column, where, len(present), device, dtype)
 
-        return _Totals(Sums(None, total("total_sq"), total("carry_sq"), total("dot")), present, place, dtype)
+        narrow = [torch.finfo(job.gradient.dtype).eps / 2 for job, _ in members if job.gradient.dtype != job.dtype]
+        sums = Sums(None, total("total_sq"), total("carry_sq"), total("dot"))
+        return _Totals(sums, present, place, max(narrow, default=0.0))
 
     def _skip(
         self,
@@ -269,7 +272,7 @@ class Engine:
             if len(part.present) < len(layout.scopes[number]):
                 present = torch.tensor(part.present, device=memory.count.device)
                 feed = type(memory)(memory.average[present], memory.count[present])
-        verdict, moved = decide(xp, rule, part.sums, radius, feed, skip)
+        verdict, moved = decide(xp, rule, part.sums, radius, feed, skip, part.rounding)
         if memory is not None and moved is not None:
             for stored, new in zip(memory, moved, strict=True):
                 stored.copy_(new) if present is None else stored.index_copy_(0, present, new.to(stored.dtype))
@@ -282,7 +285,9 @@ class Engine:
             ledger.skipped += skip
             ledger.streak.copy_(torch.where(skip, ledger.streak + 1, 0))
         squares = dropped + [
-            v.verdict.dropped.square().sum().float() for v in verdicts.values() if v.verdict.dropped is not None
+            v.verdict.dropped.square().sum().to(ledger.dropped.dtype)
+            for v in verdicts.values()
+            if v.verdict.dropped is not None
         ]
         if squares and self.metrics_every > 0:
             amount = torch.stack(squares).sum().sqrt()
@@ -325,7 +330,8 @@ class _Totals(NamedTuple):
     sums: Sums
     present: list[int]
     place: dict[int, int]
-    dtype: torch.dtype
+    rounding: float
+    """How far, relative to its size, rounding to the narrowest gradient's type may move an update."""
 
 
 class _Verdicts:
@@ -349,14 +355,15 @@ def _scalar(value: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
     """A number or a tensor of one element as a scalar on ``device``, without a copy from the host."""
     if isinstance(value, Tensor):
         return value.to(device, dtype, non_blocking=True)
+    value = value if abs(value) <= torch.finfo(dtype).max else math.inf
     return torch.full((), value, device=device, dtype=dtype)
 
 
 def _by_scope(column: list[Any], where: list[int], width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Add up scalars that belong to the same scope."""
+    """Add up scalars that belong to the same scope; those of one scope stand together."""
     stacked = torch.stack([_scalar(value, device, dtype) for value in column])
     if width == 1:
         return stacked.sum().reshape(1)
     if width == len(column):
         return stacked
-    return torch.zeros(width, device=device, dtype=dtype).index_add_(0, torch.tensor(where, device=device), stacked)
+    return torch.stack([part.sum() for part in stacked.split([where.count(k) for k in range(width)])])

@@ -25,7 +25,8 @@ def uclipped(optimizer_class: type[Optimizer], region: Any, **options: Any) -> t
     >>> weight.grad = torch.tensor([3.0, 4.0])
     >>> opt.step(); weight.data
     tensor([-0.6000, -0.8000])
-    >>> copy.deepcopy(opt).uclip.carry(0)
+    >>> twin = copy.deepcopy(opt)
+    >>> twin.uclip.carry(0)
     tensor([2.4000, 3.2000])
     """
     if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, Optimizer)):

@@ -158,14 +158,17 @@ class Ledger:
     The tensors are shared with the param groups, so that saving the optimizer saves them.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, layout: Layout) -> None:
+        device = layout.leaves[0].param.device
+        double = any(wide(leaf.param.dtype) == torch.float64 for leaf in layout.leaves)
         self.steps = 0
         self.skipped = torch.zeros((), dtype=torch.int64, device=device)
-        self.dropped = torch.zeros((), dtype=torch.float32, device=device)
+        self.dropped = torch.zeros((), dtype=torch.float64 if double else torch.float32, device=device)
         self.streak = torch.zeros((), dtype=torch.int64, device=device)
         """Skipped steps in a row, for the warning; not saved."""
         self.feeds: dict[int, Feed] = {}
         """For each rule that gates norms, one entry per scope."""
+        self.fit(layout)
 
     def reset(self) -> None:
         """Start anew, in place."""

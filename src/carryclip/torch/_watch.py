@@ -80,14 +80,16 @@ class Watch:
         self.step = -1
         self._last: Tensor | None = None
         self._feed: Tensor | None = None
+        """Exponential averages of the feed and of 1; their quotient is free of the bias toward the first zeros."""
         self._measured = 0
         self._mail: tuple[Tensor, Any] | None = None
 
     def record(self, vector: Tensor, skip: Tensor | None, step: int) -> None:
         """Take in a measured step; a skipped one leaves the figures of the one before."""
         last = torch.zeros_like(vector) if self._last is None else self._last
-        feed = last[0] if self._feed is None else self._feed
-        moved = FEED_MEMORY * feed + (1.0 - FEED_MEMORY) * vector[LAST_STEP.index("carry_feed")]
+        feed = last[:2] if self._feed is None else self._feed
+        fed = torch.stack([vector[LAST_STEP.index("carry_feed")], torch.ones_like(vector[0])])
+        moved = FEED_MEMORY * feed + (1.0 - FEED_MEMORY) * fed
         self._last = vector if skip is None else torch.where(skip, last, vector)
         self._feed = moved if skip is None else torch.where(skip, feed, moved)
         self.step = step
@@ -100,8 +102,8 @@ class Watch:
         last = self._last
         if last is None:
             last = torch.zeros(len(LAST_STEP), device=ledger.skipped.device)
-        feed = last.new_zeros(()) if self._feed is None else self._feed
-        extra = [ledger.skipped, ledger.dropped, ledger.streak, feed / max(1.0 - FEED_MEMORY**self._measured, 1e-9)]
+        feed = last.new_zeros(2) if self._feed is None else self._feed
+        extra = [ledger.skipped, ledger.dropped, ledger.streak, feed[0] / feed[1].clamp(min=1e-9)]
         return torch.cat([last, torch.stack([x.to(last.dtype) for x in extra])])
 
     def metrics(self) -> Metrics:

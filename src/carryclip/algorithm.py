@@ -5,8 +5,8 @@
     apply     one array and its scalars -> update, new buffers
 
 A scope is a set of arrays clipped as one vector: all parameters of a ``Norm``, or one group, or one tensor. ``xp``
-provides ``where clip abs sign sqrt expm1 sum max isfinite all astype finfo`` with NumPy's meanings. Scalars stay
-arrays, so nothing here waits for a device.
+provides ``where clip abs sign sqrt expm1 sum max isfinite finfo`` with NumPy's meanings, ``astype(array, dtype)`` and
+``allfinite(array)``. Scalars stay arrays, so nothing here waits for a device.
 """
 
 import math
@@ -116,7 +116,7 @@ def measure(xp: Any, rule: Rule, gradient: Any, carry: Any, dtype: Any) -> Sums:
     the gradient itself, because a finite 1e25 is no reason to skip there.
     """
     if not rule.region.joint:
-        return Sums(bad=~xp.all(xp.isfinite(gradient))) if rule.can_reject else Sums()
+        return Sums(bad=~xp.allfinite(gradient)) if rule.can_reject else Sums()
     raw = _sanitized(xp, rule, gradient, dtype)
     total = raw if carry is None else raw + carry
     total_sq = xp.sum(total * total)

@@ -16,9 +16,14 @@ class TorchNamespace:
     expm1 = staticmethod(torch.expm1)
     sum = staticmethod(torch.sum)
     max = staticmethod(torch.amax)
-    all = staticmethod(torch.all)
     isfinite = staticmethod(torch.isfinite)
     finfo = staticmethod(torch.finfo)
+
+    @staticmethod
+    def allfinite(values: torch.Tensor) -> torch.Tensor:
+        """Whether every entry is finite: smallest and largest tell, and NaN is both, in one pass without temporaries."""
+        low, high = torch.aminmax(values)
+        return torch.isfinite(low) & torch.isfinite(high)
 
     @staticmethod
     def astype(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

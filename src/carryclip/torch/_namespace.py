@@ -21,7 +21,7 @@ class TorchNamespace:
 
     @staticmethod
     def allfinite(values: torch.Tensor) -> torch.Tensor:
-        """Whether every entry is finite: smallest and largest tell, and NaN is both, in one pass without temporaries."""
+        """Whether every entry is finite: smallest and largest tell (NaN is both), in one pass without temporaries."""
         low, high = torch.aminmax(values)
         return torch.isfinite(low) & torch.isfinite(high)
 

@@ -139,11 +139,26 @@ class Sign(Region):
         return held * xp.sign(total)
 
 
-@dataclass(frozen=True)
 class _WithMoments(Region):
-    def _check_moments(self, name: str, moments: Any) -> None:
-        if not isinstance(moments, (Welford, EWMA)):
-            raise TypeError(f"{name}: moments must be Welford() or EWMA(decay=...), got {moments!r}.")
+    """A region whose radius comes from the moments of past gradients."""
+
+    moments: Moments
+    include_current: bool
+
+    @property
+    def estimator(self) -> Moments:
+        """The moments the radius is taken from."""
+        return self.moments
+
+    @property
+    def counts_current(self) -> bool:
+        """Whether the current gradient counts in its own radius."""
+        return self.include_current
+
+    def _check_moments(self) -> None:
+        if not isinstance(self.moments, (Welford, EWMA)):
+            name = type(self).__name__
+            raise TypeError(f"{name}: moments must be Welford() or EWMA(decay=...), got {self.moments!r}.")
 
 
 @dataclass(frozen=True)
@@ -174,21 +189,11 @@ class Adaptive(_WithMoments):
         _checks.size("Adaptive", "mean", self.mean, zero_ok=True)
         _checks.size("Adaptive", "std", self.std, zero_ok=True)
         _checks.number("Adaptive", "min_radius", self.min_radius)
-        self._check_moments("Adaptive", self.moments)
+        self._check_moments()
         if all(isinstance(size, Real) and size == 0 for size in (self.mean, self.std, self.min_radius)):
             raise ValueError(
                 "Adaptive: mean and std are both 0, so every radius would be 0. Try Adaptive(mean=1, std=2)."
             )
-
-    @property
-    def estimator(self) -> Moments:
-        """The moments the radius is taken from."""
-        return self.moments
-
-    @property
-    def counts_current(self) -> bool:
-        """Whether the current gradient counts in its own radius."""
-        return self.include_current
 
     def sizes(self, step: Any) -> tuple[Any, ...]:
         """The two multiples at ``step``."""
@@ -215,17 +220,7 @@ class Symmetric(_WithMoments):
 
     def __post_init__(self) -> None:
         _checks.size("Symmetric", "std", self.std)
-        self._check_moments("Symmetric", self.moments)
-
-    @property
-    def estimator(self) -> Moments:
-        """The moments the interval is taken from."""
-        return self.moments
-
-    @property
-    def counts_current(self) -> bool:
-        """Whether the current gradient counts in its own interval."""
-        return self.include_current
+        self._check_moments()
 
     def sizes(self, step: Any) -> tuple[Any, ...]:
         """The multiple at ``step``."""

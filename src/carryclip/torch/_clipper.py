@@ -12,23 +12,12 @@ from carryclip.algorithm import NonFinite
 from carryclip.carry import CarryPolicy, check_policy
 from carryclip.diagnosis import warn_user
 from carryclip.torch import _layout, _targets
+from carryclip.torch._adopt import mend, take_over
 from carryclip.torch._advice import Advice, Observer
 from carryclip.torch._engine import Engine, Report
 from carryclip.torch._hooks import Hooks
 from carryclip.torch._layout import Group, Leaf, RegionMap
-from carryclip.torch._state import (
-    AVERAGES,
-    PREFIX,
-    REGION,
-    STEPS,
-    Ledger,
-    OptimizerHome,
-    OwnHome,
-    averages_of,
-    drop_unused,
-    params_of,
-    repair,
-)
+from carryclip.torch._state import PREFIX, STEPS, Ledger, OptimizerHome, OwnHome, params_of
 from carryclip.torch._watch import Metrics, Watch, has_values
 
 
@@ -189,7 +178,7 @@ class UClip:
         for number, entries in state.items():
             param = self._layout.leaves[number].param
             home.entries(param).update({k: v.to(param.device, copy=True) for k, v in entries.items()})
-        self._take_over(groups, self._layout.groups, self._layout.leaves, home)
+        self._take_over(self._layout.leaves, groups, self._layout.groups)
         self._watch.reset()
 
     def _explicit_home(self, method: str) -> OwnHome:
@@ -274,42 +263,16 @@ class UClip:
             self.ledger.write(self._groups, self._layout, self._description())
 
     def _adopt_found(self, optimizer: Optimizer) -> None:
-        """Go on with what a checkpoint, or an earlier clipper, has left in the optimizer's state."""
+        """Go on with what is in the optimizer's state."""
         mine = set(params_of(optimizer))
         leaves = [leaf for leaf in self._layout.leaves if leaf.param in mine]
-        damage = set().union(*(repair(optimizer.state.get(leaf.param, {}), leaf.param) for leaf in leaves))
-        if damage:
-            warn_user(
-                f"{self.summary()}: {', '.join(sorted(damage))} had been cast to the parameters' type by a load "
-                "without U-Clip, and lost precision; entries that had become infinite are now 0. Attach UClip before "
-                "optimizer.load_state_dict()."
-            )
-        groups = self._groups
-        own = [k for k, group in enumerate(groups) if any(group is each for each in optimizer.param_groups)]
-        self._take_over([groups[k] for k in own], [self._layout.groups[k] for k in own], leaves, self._engine.home)
+        mend(optimizer, leaves, self.summary())
+        own = {id(group) for group in optimizer.param_groups}
+        pairs = [pair for pair in zip(self._groups, self._layout.groups, strict=True) if id(pair[0]) in own]
+        self._take_over(leaves, [group for group, _ in pairs], [place for _, place in pairs])
 
-    def _take_over(self, groups: list[Group], places: list[Any], leaves: list[Leaf], home: Any) -> None:
-        """Read the scalars, and drop averages that mean something else under this clipper's rules."""
-        saved = next((group[REGION] for group in groups if REGION in group), None)
-        if saved is None:
-            return
-        kept = True
-        for group, place in zip(groups, places, strict=True):
-            if place is None:
-                continue
-            rule = self._layout.rules[place[0]]
-            same = group.get(AVERAGES) == averages_of(rule)
-            kept = kept and (same or averages_of(rule) == "none")
-            members = {id(param) for param in group.get("params", [])}
-            for leaf in leaves:
-                if leaf.rule == place[0] and (not members or id(leaf.param) in members):
-                    drop_unused(home.peek(leaf.param), rule, keep_averages=same)
-        kept = self.ledger.read(groups, places) and kept
-        if saved != self._description():
-            warn_user(
-                f"The checkpoint was written with {saved}, but this run clips with {self._description()}. The carry is "
-                f"taken over as it is{'' if kept else '; moments and feed averages start anew'}."
-            )
+    def _take_over(self, leaves: list[Leaf], groups: list[Group], places: list[Any]) -> None:
+        take_over(self._layout, self.ledger, self._engine.home, leaves, groups, places, self._description())
 
     def _description(self) -> str:
         own = {k: group[_layout.GROUP_KEY] for k, group in enumerate(self._groups) if _layout.GROUP_KEY in group}

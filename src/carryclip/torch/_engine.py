@@ -9,36 +9,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from carryclip.algorithm import Buffers, Rule, Sums, Verdict, apply, decide, measure
+from carryclip.algorithm import Sums, Verdict, apply, decide, measure
 from carryclip.diagnosis import Diagnosis, last_step, of_scopes
-from carryclip.torch._layout import Layout, Leaf, fitted, pick
+from carryclip.torch._jobs import Job, close_job, open_job, sizes_of
+from carryclip.torch._layout import Layout
 from carryclip.torch._namespace import xp
-from carryclip.torch._state import Ledger, OptimizerHome, OwnHome, buffers_of, wide
+from carryclip.torch._state import Ledger, OptimizerHome, OwnHome
 
 
 class NonFiniteGradientError(FloatingPointError):
     """A gradient was not finite under ``nonfinite="raise"``; nothing has been changed."""
-
-
-def writable(param: Tensor) -> Tensor:
-    """The parameter's dense gradient; an expanded one shares memory between its entries and is cloned first."""
-    gradient = param.grad
-    assert gradient is not None
-    if any(stride == 0 and size > 1 for stride, size in zip(gradient.stride(), gradient.shape, strict=True)):
-        gradient = param.grad = gradient.clone(memory_format=torch.contiguous_format)
-    return gradient
-
-
-class Job(NamedTuple):
-    """One parameter at one step, as plain real arrays: all of it, or the rows of a sparse gradient."""
-
-    leaf: Leaf
-    rule: Rule
-    gradient: Tensor
-    buffers: Buffers
-    dtype: torch.dtype
-    rows: tuple[Tensor, ...] | None
-    stored: Buffers
 
 
 class Report(NamedTuple):
@@ -60,7 +40,6 @@ class Engine:
         self.write = write
         self.bad_steps: Tensor | None = None
         """How often each clipped parameter was not finite."""
-        self._scale: Tensor | None = None
 
     @torch.no_grad()
     def run(self, layout: Layout, found_inf: Tensor | None = None, grad_scale: Tensor | None = None) -> Report:
@@ -68,8 +47,11 @@ class Engine:
 
         ``found_inf`` is a verdict from outside; ``grad_scale`` a loss scale still in them, when only observing.
         """
-        self._scale = grad_scale
-        jobs = [self._open(layout, leaf) for leaf in layout.leaves if leaf.param.grad is not None]
+        jobs = [
+            open_job(leaf, layout.rules[leaf.rule], self.home.entries(leaf.param), write=self.write, scale=grad_scale)
+            for leaf in layout.leaves
+            if leaf.param.grad is not None
+        ]
         jobs = [job for job in jobs if job.gradient.numel()]
         step = self.ledger.steps
         if not jobs:
@@ -77,7 +59,7 @@ class Engine:
             return Report(None, None)
         # Everything that can fail for a reason of the user's comes before anything is written.
         sizes = [rule.region.sizes(step) for rule in layout.rules]
-        fitted = [self._sizes_of(job, sizes[job.leaf.rule]) for job in jobs]
+        fitted = [sizes_of(job, sizes[job.leaf.rule]) for job in jobs]
         device = self.ledger.skipped.device
         inspect = self.metrics_every > 0 and step % self.metrics_every == 0
         sums = [measure(xp, job.rule, job.gradient, job.buffers.carry, job.dtype) for job in jobs]
@@ -106,95 +88,13 @@ class Engine:
                 tally=self.metrics_every > 0,
                 inspect=inspect,
             )
-            self._close(job, outcome.update, outcome.buffers)
+            close_job(job, outcome.update, outcome.buffers, write=self.write)
             if outcome.dropped_sq is not None:
                 dropped.append(outcome.dropped_sq.to(device, self.ledger.dropped.dtype, non_blocking=True))
             diagnoses.append(outcome.diagnosis)
         self._account(skip, dropped, verdicts)
         metrics = self._metrics(layout, jobs, diagnoses, verdicts, sizes, device) if inspect else None
         return Report(skip, metrics)
-
-    # ------------------------------------------------------------------ one parameter
-
-    def _open(self, layout: Layout, leaf: Leaf) -> Job:
-        """See a parameter's gradient and buffers as plain arrays."""
-        param, rule = leaf.param, layout.rules[leaf.rule]
-        gradient = param.grad
-        assert gradient is not None
-        dtype = wide(gradient.dtype)
-        entries = self.home.entries(param)
-        if gradient.is_sparse:
-            return self._open_sparse(leaf, rule, gradient, entries, dtype)
-        if gradient.layout != torch.strided:
-            raise TypeError(
-                f"The gradient of {leaf.name} has layout {gradient.layout}; only dense and COO ones can be clipped."
-            )
-        if self.write:
-            gradient = writable(param)
-        elif self._scale is not None:
-            gradient = gradient / self._scale
-        buffers = buffers_of(entries, rule.buffers, param, dtype)
-        if gradient.is_complex():
-            gradient = torch.view_as_real(gradient)
-        return Job(leaf, rule, gradient, buffers, dtype, None, buffers)
-
-    def _open_sparse(
-        self, leaf: Leaf, rule: Rule, gradient: Tensor, entries: dict[str, Any], dtype: torch.dtype
-    ) -> Job:
-        """Only the rows present take part; the others keep their carry."""
-        if rule.region.estimator is not None or rule.gates_coordinates:
-            kind = "moments" if rule.region.estimator is not None else "a feed average per coordinate (Gated)"
-            raise TypeError(
-                f"The gradient of {leaf.name} is sparse, and {rule.region!r} keeps {kind}, which rows that come and go "
-                "would spoil. Use Component, Norm or Sign (with a carry other than Gated), or sparse=False."
-            )
-        gradient = gradient.coalesce()
-        rows = tuple(gradient.indices())
-        stored = buffers_of(entries, rule.buffers, leaf.param, dtype)
-        values = gradient.values()
-        if values.is_complex():
-            values = torch.view_as_real(values)
-        if self.write:
-            leaf.param.grad = gradient
-        elif self._scale is not None:
-            values = values / self._scale
-        carry = None if stored.carry is None else stored.carry[rows]
-        return Job(leaf, rule, values, stored._replace(carry=carry), dtype, rows, stored)
-
-    def _close(self, job: Job, update: Tensor, buffers: Buffers) -> None:
-        """Write the update and the buffers back in place."""
-        if self.write:
-            job.gradient.copy_(update)
-        for stored, new in zip(job.stored, buffers, strict=True):
-            if new is None:
-                continue
-            if job.rows is None:
-                stored.copy_(new)
-            else:
-                stored.index_put_(job.rows, new)
-
-    def _sizes_of(self, job: Job, sizes: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The region's numbers for one parameter, per-parameter ones picked and fitted to its shape."""
-        if all(isinstance(size, float) for size in sizes):
-            return sizes
-        return tuple(self._size_of(job, size) for size in sizes)
-
-    @staticmethod
-    def _size_of(job: Job, size: Any) -> Any:
-        owner, leaf = type(job.rule.region).__name__, job.leaf
-        if job.rule.region.joint and getattr(size, "shape", ()) != ():
-            raise ValueError(f"{owner}: the radius must be one number, got shape {tuple(size.shape)}.")
-        size = fitted(owner, pick(size, leaf), leaf)
-        if isinstance(size, (int, float)):
-            return size
-        if torch.promote_types(size.dtype, job.dtype) == job.dtype:
-            size = size.to(job.dtype)
-        if size.dim():
-            size = size[job.rows] if job.rows is not None else size
-            size = size.unsqueeze(-1) if leaf.param.is_complex() else size
-        return size
-
-    # ------------------------------------------------------------------ the whole vector
 
     def _totals(self, members: list[tuple[Job, Sums]], device: torch.device) -> "_Totals":
         """Add up the sums of a ``Norm``'s arrays within each scope that takes part."""

@@ -10,7 +10,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from carryclip.diagnosis import warn_user
-from carryclip.torch._engine import Report, writable
+from carryclip.torch._engine import Report
+from carryclip.torch._jobs import writable
 from carryclip.torch._layout import GROUP_KEY
 from carryclip.torch._state import PREFIX, REGION, params_of
 

@@ -109,7 +109,7 @@ def buffers_of(entries: Entries, names: Iterable[str], param: Tensor, dtype: tor
     found = {}
     for name in names:
         key = PREFIX + name
-        kind = _kind(name, param, dtype)
+        kind = kind_of(name, param, dtype)
         if key not in entries:
             shape = () if name == "count" else None
             entries[key] = (
@@ -124,32 +124,10 @@ def buffers_of(entries: Entries, names: Iterable[str], param: Tensor, dtype: tor
     return Buffers(**found)
 
 
-def _kind(name: str, param: Tensor, dtype: torch.dtype) -> torch.dtype:
+def kind_of(name: str, param: Tensor, dtype: torch.dtype) -> torch.dtype:
     if name == "count":
         return torch.int64
     return dtype.to_complex() if param.is_complex() else dtype
-
-
-def repair(entries: Entries, param: Tensor) -> set[str]:
-    """Bring loaded buffers back to at least float32; says what a load without U-Clip has done to them.
-
-    A float32 carry that was cast to float16 may have become infinite, and would stay so: such entries become 0.
-    """
-    damage = set()
-    for key in [key for key in entries if key.startswith(PREFIX)]:
-        value, kind = entries[key], _kind(key.removeprefix(PREFIX), param, wide(param.dtype))
-        if value.dtype in (torch.float16, torch.bfloat16, torch.complex32):
-            damage.add(key)
-            value = value.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) if not value.is_complex() else value
-        entries[key] = value.to(kind)
-    return damage
-
-
-def drop_unused(entries: Entries, rule: Rule, *, keep_averages: bool) -> None:
-    """Delete buffers the rule has no use for, and averages that mean something else than its own."""
-    used = {PREFIX + name for name in rule.buffers if keep_averages or name == "carry"}
-    for key in [key for key in entries if key.startswith(PREFIX) and key not in used]:
-        del entries[key]
 
 
 class Ledger:

@@ -48,6 +48,7 @@ def test_observing_changes_nothing():
     assert clipper.metrics()["skipped_steps"] == 1
     assert 0.1 < clipper.metrics()["grad_norm"] < 10, "the loss scale is taken out"
     assert "changes nothing" in repr(clipper)
+    assert "carried" not in repr(clipper)
 
 
 def test_observed_metrics_are_those_of_a_clipper_on_the_same_gradients():
@@ -76,6 +77,7 @@ def test_a_known_mean_and_bias_are_found_for_a_norm():
     assert advice.bias == pytest.approx(0.95, abs=0.03)
     assert advice.clipped == pytest.approx(0.1, abs=0.05)
     assert advice.suggested_radius >= 2 * advice.mean_size
+    assert advice.line.endswith("carry=Gated())"), "the mean sets the radius"
     text = str(advice)
     assert "Observed 1000 steps" in text
     assert re.search(r"clipper = UClip\(optimizer, Norm\([\d.]+\)", text)
@@ -84,8 +86,17 @@ def test_a_known_mean_and_bias_are_found_for_a_norm():
 def test_a_radius_below_the_mean_is_called_so():
     advice = watch(Norm(0.5), lambda rng, size: 1.0 + 0.2 * rng.standard_normal(size)).advise()
     assert advice.mean_size == pytest.approx(np.sqrt(50), rel=0.05)
-    assert "below the mean gradient" in advice.reason
+    assert advice.bias == pytest.approx(1 - 0.5 / np.sqrt(50), abs=0.02)
     assert advice.suggested_radius >= 2 * 0.95 * np.sqrt(50)
+    assert advice.line.endswith("carry=False)"), "at twice the mean nothing is cut"
+
+
+def test_the_advice_does_not_depend_on_the_radius_watched_with():
+    def draw(rng, size):
+        return 0.1 + rng.lognormal(0, 1, size) - np.exp(0.5)
+
+    lines = {watch(Norm(radius), draw, steps=600).advise().line for radius in (0.01, 1.0, 50.0)}
+    assert len(lines) == 1
 
 
 def test_symmetric_noise_needs_no_carry_and_spikes_need_a_gate():
@@ -100,15 +111,20 @@ def test_symmetric_noise_needs_no_carry_and_spikes_need_a_gate():
     assert wild.line.endswith("carry=Gated())")
 
 
-def test_coordinates():
+def test_skewed_noise_needs_a_carry_even_if_its_mean_is_lost():
+    """Centred lognormal noise: the mean is 0, but what plain clipping cuts is not."""
+
     def draw(rng, size):
         return rng.lognormal(0, 1, size) - np.exp(0.5)
 
-    advice = watch(Component(1.0), draw, steps=800).advise()
+    advice = watch(Component(1.0), draw, steps=400).advise()
     assert advice.quantiles[0.5] == pytest.approx(0.9, abs=0.2)
-    assert advice.bias > 1 or advice.mean_size < 0.3
+    assert np.isnan(advice.mean_size)
+    assert np.isnan(advice.suggested_bias)
+    assert advice.line.endswith("carry=Gated())")
+    assert "lost in the noise" in str(advice)
+    assert "plain clipping would be biased" in str(advice)
     assert "per coordinate" in str(advice)
-    assert "Component(" in advice.line
 
 
 def test_an_adaptive_region_is_kept():
@@ -137,13 +153,16 @@ def test_small_tensors_do_not_weigh_more_than_they_are():
     assert watcher.advise().mean_size == pytest.approx(true, rel=0.05)
 
 
+@pytest.mark.parametrize("draw", ["standard_normal", "heavy"])
 @pytest.mark.parametrize("region", [Norm(1.0), Component(1.0)], ids=repr)
-def test_pure_noise_gives_the_same_safe_advice_every_time(region):
-    lines = [watch(region, lambda rng, n: rng.standard_normal(n), steps=150, seed=seed).advise() for seed in range(8)]
-    gated = [advice.line.endswith("carry=Gated())") for advice in lines]
-    assert sum(gated) >= 7
-    assert "cannot be told from 0" in lines[gated.index(True)].reason
-    assert "an unknown part" in str(lines[gated.index(True)])
+def test_symmetric_noise_gives_plain_clipping_every_time(region, draw):
+    """Where large gradients cancel out, plain clipping has no bias and is the more robust."""
+    noise = {"standard_normal": lambda rng, n: rng.standard_normal(n), "heavy": lambda rng, n: rng.standard_t(1.5, n)}[
+        draw
+    ]
+    advice = [watch(region, noise, steps=150, seed=seed).advise() for seed in range(8)]
+    assert sum(each.line.endswith("carry=False)") for each in advice) >= 7
+    assert sum("lost in the noise" in str(each) for each in advice) >= 7
 
 
 def test_advice_needs_observed_steps():
@@ -186,14 +205,9 @@ def test_bad_and_missing_gradients_are_no_data(nonfinite):
         assert advice.quantiles[0.5] == pytest.approx(2.0 if isinstance(region, Component) else 4.0)
 
 
-def test_advice_is_about_one_region():
+def test_observing_is_about_one_region():
     for region in (Norm(1.0, over="tensor"), {0: Norm(1.0), 1: Component(1.0)}):
         p, q = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(4))
         optimizer = optim.SGD([{"params": [p]}, {"params": [q]}], lr=0.0)
-        watcher = UClip(optimizer, region, observe=True)
-        for _ in range(25):
-            p.grad, q.grad = torch.ones(4), torch.ones(4)
-            optimizer.step()
-        assert watcher.metrics()["grad_norm"] > 0
-        with pytest.raises(RuntimeError, match="judges one region for the whole gradient"):
-            watcher.advise()
+        with pytest.raises(ValueError, match="judges one region for the whole gradient"):
+            UClip(optimizer, region, observe=True)

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 import subprocess
 import sys
 import textwrap
@@ -334,7 +335,7 @@ def test_averages_of_another_meaning_start_anew(change, attach_first):
         else:
             fresh.load_state_dict(saved)
             clipper = UClip(fresh, new, carry=new_carry)
-    assert ["checkpoint was written with" in str(w.message) for w in caught] == [True]
+    assert ["state was written with" in str(w.message) for w in caught] == [True]
     entries = fresh.state[other[0].weight]
     assert [key for key in entries if key.startswith("uclip_")] == (["uclip_carry"] if new_carry is not False else [])
     if new_carry is not False:
@@ -363,7 +364,19 @@ def test_metrics_start_anew_with_a_loaded_checkpoint():
     train(net, optimizer, 0, 4)
     optimizer.load_state_dict(saved)
     assert clipper.metrics().step == -1
-    assert clipper.metrics()["carry_norm"] == 0.0
+    assert math.isnan(clipper.metrics()["carry_norm"])
+
+
+def test_the_first_step_after_a_load_is_measured():
+    net, optimizer = make()
+    UClip(optimizer, Norm(0.1))
+    train(net, optimizer, 0, 5)
+    other, fresh = make()
+    clipper = UClip(fresh, Norm(0.1))
+    fresh.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    train(other, fresh, 5, 6)
+    assert clipper.metrics().step == 5
+    assert clipper.metrics()["carry_norm"] > 0
 
 
 def test_a_converted_model_gets_converted_buffers():

@@ -159,11 +159,15 @@ def test_metrics_are_measured_every_so_many_steps():
 def test_metrics_before_the_first_step_and_switched_off():
     p = param(0.0)
     clipper = UClip([p], Component(1.0), metrics_every=0)
-    assert set(clipper.metrics().values()) == {0.0}
-    p.grad = torch.tensor([5.0])
-    clipper.clip_()
-    assert set(clipper.metrics().values()) == {0.0}
-    assert clipper.metrics().step == -1
+    for _ in range(2):
+        metrics = clipper.metrics()
+        assert metrics.step == -1
+        assert math.isnan(metrics["grad_norm"])
+        assert metrics["skipped_steps"] == 0
+        p.grad = torch.tensor([5.0])
+        clipper.clip_()
+    with pytest.raises(KeyError, match="'carry_ration' is not a metric; there are grad_norm"):
+        clipper.metrics()["carry_ration"]
 
 
 def test_a_snapshot_of_the_metrics_does_not_change():
@@ -300,6 +304,10 @@ def test_remove_takes_the_hooks_off_and_attaching_again_goes_on():
     assert net.weight.grad.abs().max() > 0.01
     again = UClip(optimizer, Component(0.01))
     assert torch.equal(again.carry(0), owed)
+    again.remove(forget=True)
+    assert not optimizer.state[net.weight]
+    assert not [key for key in optimizer.param_groups[0] if key.startswith("uclip")]
+    step(net, optimizer, 2)
 
 
 # ---------------------------------------------------------------------- bad input
@@ -378,10 +386,20 @@ SHARED = optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
             r"not a module: pass the optimizer, or model\.parameters",
         ),
         (lambda: UClip(3, Norm(1.0)), TypeError, "needs an optimizer, a list of optimizers, or parameters; got int"),
-        (lambda: UClip(["a"], Norm(1.0)), TypeError, "the list holds a str"),
+        (lambda: UClip(["a"], Norm(1.0)), TypeError, "the list holds something else: str"),
+        (lambda: UClip([SHARED, nn.Linear(1, 1)], Norm(1.0)), TypeError, "the list holds something else: Linear"),
+        (lambda: UClip(Norm(1.0), SHARED), TypeError, r"arguments are swapped: write UClip\(optimizer, Norm"),
+        (lambda: UClip(optim.SGD, Norm(1.0)), TypeError, r"SGD is a class: pass an instance.*uclipped\(SGD, region\)"),
+        (
+            lambda: UClip(optim.lr_scheduler.StepLR(SHARED, 1), Norm(1.0)),
+            TypeError,
+            r"not its learning-rate scheduler: pass scheduler\.optimizer",
+        ),
+        (lambda: uclipped(optim.SGD, Norm(1.0), cary=True), TypeError, "cary"),
+        (lambda: uclipped(optim.SGD, 1.0), TypeError, "A bare number does not say"),
         (lambda: UClip([{"lr": 1}], Norm(1.0)), TypeError, "needs the key 'params'"),
         (lambda: UClip(optim.LBFGS([param(1.0)]), Norm(1.0)), TypeError, "LBFGS evaluates the gradient many times"),
-        (lambda: uclipped(optim.SGD([param(1.0)], lr=1), Norm(1.0)), TypeError, r"It is an instance: write UClip"),
+        (lambda: uclipped(optim.SGD([param(1.0)], lr=1), Norm(1.0)), TypeError, "This is an instance: write UClip"),
         (lambda: uclipped(dict, Norm(1.0)), TypeError, "needs an optimizer class"),
     ],
 )

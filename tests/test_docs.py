@@ -5,6 +5,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -49,6 +50,9 @@ def surroundings():
         "sgd": torch.optim.SGD(second[0].parameters(), lr=0.1),
         "muon": torch.optim.SGD(second[0].parameters(), lr=0.1),
         "adamw": torch.optim.AdamW(second[1].parameters()),
+        "writer": SimpleNamespace(add_scalar=lambda name, value, step: float(value)),
+        "make": lambda: (model, torch.optim.SGD([{"params": part.parameters()} for part in model], lr=0.01)),
+        "saved": {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
         "Component": Component,
         "Norm": Norm,
         "UClip": UClip,

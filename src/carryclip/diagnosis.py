@@ -30,10 +30,13 @@ class CarryClipWarning(UserWarning):
     """Something that carryclip noticed and that a person should look at; the message names the remedy."""
 
 
+_INNER = {"carryclip", "torch", "_collections_abc", "collections", "contextlib", "copy", "copyreg"}
+
+
 def warn_user(message: str) -> None:
     """Warn, pointing at the innermost line outside of carryclip and the frameworks it is called from."""
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("carryclip", "torch"):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _INNER:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, CarryClipWarning, stacklevel=level + 1)
 

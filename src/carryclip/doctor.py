@@ -10,8 +10,6 @@ from carryclip import __version__
 PACKAGES = {
     "numpy": "carryclip.reference",
     "torch": "carryclip.torch",
-    "jax": "carryclip.optax",
-    "optax": "carryclip.optax",
     "cyclopts": "command line",
     "rich": "command line",
     "matplotlib": "figures",

@@ -83,6 +83,6 @@ def take_over(
     kept = ledger.read(groups, places) and kept
     if saved != description:
         warn_user(
-            f"The checkpoint was written with {saved}, but this run clips with {description}. The carry is taken over "
-            f"as it is{'' if kept else '; moments and feed averages start anew'}."
+            f"The optimizer's state was written with {saved}, but this run clips with {description}. The carry is "
+            f"taken over as it is{'' if kept else '; moments and feed averages start anew'}."
         )

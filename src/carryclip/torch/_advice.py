@@ -3,12 +3,11 @@
 import math
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from carryclip.carry import CarryPolicy, Gated
+from carryclip.carry import Gated
 from carryclip.diagnosis import LAST_STEP
 from carryclip.regions import Component, Norm
 from carryclip.torch._engine import Report
@@ -19,13 +18,14 @@ REMEMBERED_STEPS = 1_000
 LEAST_STEPS = 20
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
 NEGLIGIBLE_BIAS = 0.01
+LARGE_CARRY = 10.0
 
 
 @dataclass(frozen=True)
 class Advice:
     """What observed gradients say about clipping. Printing it gives the words; ``line`` is what to paste.
 
-    Sizes are Euclidean norms of the whole gradient for a ``Norm`` and single coordinates otherwise.
+    Sizes are Euclidean norms of the whole gradient for a ``Norm`` and those of single coordinates otherwise.
     """
 
     steps: int
@@ -33,45 +33,46 @@ class Advice:
     quantiles: dict[float, float]
     """Of the gradient's size."""
     mean_size: float
-    """Size of the mean gradient: what the radius must exceed for the carry to drain."""
+    """Size of the mean gradient (of 99 % of the coordinates: at most this); NaN if it is lost in the noise."""
     radius: float | None
     """Radius of the observed region, None if it is not a constant."""
     clipped: float
     """Share of gradients (norm) or of their coordinates that are larger than it."""
     bias: float
-    """Plain clipping's bias at that radius, relative to the mean gradient."""
+    """Plain clipping's bias at that radius, relative to the mean gradient: 0 if none shows, NaN if of unknown size."""
     carry_ratio: float
-    """Largest carry, in radii, that the observed rule would have built up."""
+    """Largest carry, in radii, that the observed rule would have built up in the later half of the steps."""
     suggested_radius: float | None
     suggested_bias: float
-    """Plain clipping's bias at the suggested radius, relative to the mean gradient."""
+    """Plain clipping's bias at the suggested radius, as ``bias``."""
     line: str
     reason: str
 
     def __str__(self) -> str:
-        what = "gradient norm" if self.line.find("Norm(") >= 0 else "|gradient| per coordinate"
+        norm = "Norm(" in self.line
+        what = "gradient norm" if norm else "|gradient| per coordinate"
         seen = ", ".join(f"{'max' if q == 1 else f'{q:.0%}'} {value:.3g}" for q, value in self.quantiles.items())
+        mean = f"norm {self.mean_size:.3g}" if norm else f"at most {self.mean_size:.3g} in 99% of the coordinates"
         lines = [
             f"Observed {self.steps} steps" + (f", {self.skipped} more were not finite." if self.skipped else "."),
             f"  {what}: {seen}",
-            f"  mean gradient: {self.mean_size:.3g}; the carry drains only where the radius is above it",
+            f"  mean gradient: {mean}; the carry drains only where the radius is above it"
+            if self.mean_size == self.mean_size
+            else "  mean gradient: lost in the noise of these steps",
         ]
-        if self.radius is not None:
-            lines.append(
-                f"  at the observed radius {self.radius:.3g}: clips {self.clipped:.1%}; plain clipping would be off by "
-                f"{_percent(self.bias)} of the mean gradient; the carry reached {self.carry_ratio:.3g} radii"
-            )
+        reached = f"the carry reached {self.carry_ratio:.3g} radii"
+        if self.radius is None:
+            lines.append(f"  the observed region clips {self.clipped:.1%} of the coordinates; {reached}")
         else:
             lines.append(
-                f"  the observed region clips {self.clipped:.1%} of the coordinates; "
-                f"the carry reached {self.carry_ratio:.3g} radii"
+                f"  radius {self.radius:.3g} (observed): clips {self.clipped:.1%}; {_words(self.bias)}; {reached}"
             )
         if self.suggested_radius is not None:
-            lines.append(
-                f"  at the suggested radius {self.suggested_radius:.3g} plain clipping would be off by "
-                f"{_percent(self.suggested_bias)} of the mean gradient"
-            )
-        return "\n".join([*lines, f"Advice: {self.reason}", f"    {self.line}"])
+            lines.append(f"  radius {self.suggested_radius:.3g} (suggested): {_words(self.suggested_bias)}")
+        return "\n".join([*lines, f"Advice: {self.reason}", f"    {self.line}", CAVEAT])
+
+
+CAVEAT = "Numbers cannot tell signal from corruption: if large gradients are bad data, take carry=False."
 
 
 class Observer:
@@ -122,7 +123,7 @@ class Observer:
         for memory in (self._samples, self._metrics, self._skips):
             memory.clear()
 
-    def advise(self, layout: Layout, policy: CarryPolicy, latest: Any) -> Advice:
+    def advise(self, layout: Layout, step: int) -> Advice:
         """Judge the remembered steps."""
         skipped = [False if skip is None else bool(skip) for skip in self._skips]
         good = [k for k, skip in enumerate(skipped) if not skip]
@@ -132,72 +133,67 @@ class Observer:
                 "better. Train on with the clipper attached, then ask again."
             )
         region = layout.rules[0].region
-        if len(layout.rules) > 1 or (isinstance(region, Norm) and region.over != "all"):
-            raise RuntimeError(
-                "advise() judges one region for the whole gradient. Observe with Norm(radius) or Component(radius) "
-                "alone; metrics() works with any region."
-            )
         gradients = torch.stack([self._samples[k] for k in good]).double().cpu()
         metrics = torch.stack([self._metrics[k] for k in good]).double().cpu()
-        norms = metrics[:, LAST_STEP.index("grad_norm")]
-        joint = isinstance(region, Norm)
-        view = _NormView(gradients, norms, self._coordinates) if joint else _CoordinateView(gradients)
+        view: _NormView | _CoordinateView = _CoordinateView(gradients)
+        if isinstance(region, Norm):
+            view = _NormView(gradients, metrics[:, LAST_STEP.index("grad_norm")], self._coordinates)
         quantiles = {q: view.size_quantile(q) for q in QUANTILES}
         mean_size = view.mean_size()
-        constant = region.sizes(latest.step)[0] if isinstance(region, (Norm, Component)) else None
-        radius = float(constant) if isinstance(constant, (int, float)) else None
-        suggested = _two_digits_up(max(view.size_quantile(0.9 if joint else 0.99), 2 * mean_size))
-        carry_ratio = float(metrics[:, LAST_STEP.index("carry_ratio")].max())
-        suggested_bias = view.bias(suggested)
-        spikes = quantiles[1.0] / suggested
-        if not isinstance(region, (Norm, Component)):
-            call, reason = repr(region), "keep the adaptive region"
-            choice = ", carry=Gated()" if carry_ratio > Gated().cap else ""
-            reason += "; the carry grows large, so gate it." if choice else "; the full carry stays small."
-        else:
+        carry_ratio = float(metrics[len(good) // 2 :, LAST_STEP.index("carry_ratio")].max())
+        radius = suggested = None
+        suggested_bias = math.nan
+        if isinstance(region, (Norm, Component)):
+            constant = region.sizes(step)[0]
+            radius = constant if isinstance(constant, float) else None
+            quantile = view.size_quantile(0.9 if isinstance(region, Norm) else 0.99)
+            suggested = _two_digits_up(max(quantile, 0.0 if math.isnan(mean_size) else 2 * mean_size))
+            suggested_bias = view.bias(suggested)
+            choice, reason = _choose_policy(mean_size, suggested, suggested_bias, quantiles[1.0])
             call = f"{type(region).__name__}({suggested:g})"
-            choice, reason = _choose_policy(radius, mean_size, suggested, suggested_bias, spikes)
+        else:
+            call = repr(region)
+            choice = ", carry=Gated()" if carry_ratio > LARGE_CARRY else ""
+            reason = "Keep the region; " + ("the carry grows, so gate it." if choice else "the full carry stays small.")
+        share = metrics[:, LAST_STEP.index("clipped_fraction")].mean()
         return Advice(
             steps=len(good),
             skipped=len(skipped) - len(good),
             quantiles=quantiles,
             mean_size=mean_size,
             radius=radius,
-            clipped=view.clipped(radius)
-            if radius is not None
-            else float(metrics[:, LAST_STEP.index("clipped_fraction")].mean()),
-            bias=view.bias(radius) if radius is not None else math.nan,
+            clipped=float(share) if radius is None else view.clipped(radius),
+            bias=math.nan if radius is None else view.bias(radius),
             carry_ratio=carry_ratio,
-            suggested_radius=suggested if isinstance(region, (Norm, Component)) else None,
+            suggested_radius=suggested,
             suggested_bias=suggested_bias,
             line=f"clipper = UClip(optimizer, {call}{choice})",
             reason=reason,
         )
 
 
-def _choose_policy(radius: float | None, mean: float, suggested: float, bias: float, spikes: float) -> tuple[str, str]:
-    """(argument to paste, why)."""
-    low = ""
-    if radius is not None and radius < mean:
-        low = f"the observed radius {radius:.3g} is below the mean gradient, where the full carry winds up. "
-    if math.isnan(bias):
-        return ", carry=Gated()", "the mean gradient cannot be told from 0 in these steps; Gated is safe either way."
+def check_observable(layout: Layout) -> None:
+    """Observing judges one region for the whole gradient."""
+    region = layout.rules[0].region
+    if len(layout.rules) > 1 or (isinstance(region, Norm) and region.over != "all"):
+        raise ValueError(
+            "observe=True judges one region for the whole gradient: give a single region for all groups, and a Norm "
+            'without over="group" or over="tensor".'
+        )
+
+
+def _choose_policy(mean: float, radius: float, bias: float, largest: float) -> tuple[str, str]:
+    """(argument to paste, why), for the suggested radius."""
     if bias < NEGLIGIBLE_BIAS:
-        return (
-            ", carry=False",
-            low + "at the suggested radius plain clipping has next to no bias, so the carry's memory buys nothing.",
-        )
-    if spikes > Gated().cap:
-        return (
-            ", carry=Gated()",
-            low + f"there are spikes of {spikes:.3g} radii; Gated bounds what is paid back for them.",
-        )
-    if low or suggested <= 2 * mean:
+        return ", carry=False", "At the suggested radius plain clipping has next to no bias, so a carry buys nothing."
+    if largest > Gated().cap * radius:
+        return ", carry=Gated()", f"There are spikes of {largest / radius:.3g} radii; Gated bounds what is paid back."
+    if not radius > 2.1 * mean:
         return (
             ", carry=Gated()",
-            low + "the mean gradient is near the radius; Gated stops the carry where it could not drain.",
+            "The mean gradient is not far below the radius; Gated keeps the carry from winding up.",
         )
-    return "", "the radius is well above the mean gradient, so the full carry drains and removes the bias."
+    return "", "The radius is well above the mean gradient, so the full carry drains and removes the bias."
 
 
 class _View:
@@ -208,19 +204,17 @@ class _View:
 
     def __init__(self, gradients: Tensor) -> None:
         self.gradients = gradients
-        self.signal, error = _squared_mean(gradients)
-        self.lost_in_noise = self.signal <= 2.5 * error
-        """Whether the mean gradient cannot be told from 0."""
+        self.signal = _squared_mean(gradients)
+        """||E g||², or 0 if the mean gradient cannot be told from 0."""
 
     def cut(self, radius: float) -> Tensor:
         """G - clip(g) by plain clipping."""
         raise NotImplementedError
 
     def bias(self, radius: float) -> float:
-        """Norm of E[g - clip(g)] relative to that of E[g]; NaN if the mean is lost in the noise."""
-        if self.lost_in_noise:
-            return math.nan
-        return math.sqrt(max(0.0, _squared_mean(self.cut(radius))[0]) / self.signal)
+        """Norm of E[g - clip(g)] relative to that of E[g]; 0 if none shows; NaN if only E[g] is lost in the noise."""
+        lost = _squared_mean(self.cut(radius))
+        return 0.0 if lost == 0.0 else math.nan if self.signal == 0.0 else math.sqrt(lost / self.signal)
 
 
 class _NormView(_View):
@@ -235,7 +229,7 @@ class _NormView(_View):
         return float(torch.quantile(self.norms, q))
 
     def mean_size(self) -> float:
-        return math.sqrt(max(0.0, self.signal * self.blow_up))
+        return math.sqrt(self.signal * self.blow_up) if self.signal else math.nan
 
     def clipped(self, radius: float) -> float:
         return float((self.norms > radius).double().mean())
@@ -256,6 +250,8 @@ class _CoordinateView(_View):
 
     def mean_size(self) -> float:
         """99 % of the coordinates have a mean below this; the estimate's own noise is taken out."""
+        if not self.signal:
+            return math.nan
         steps = (~self.gradients.isnan()).sum(0)
         mean = self.gradients.nanmean(0)
         variance = (self.gradients - mean).square().nansum(0) / (steps - 1).clamp(min=1)
@@ -270,13 +266,14 @@ class _CoordinateView(_View):
         return self.gradients - self.gradients.clamp(-radius, radius)
 
 
-def _squared_mean(rows: Tensor) -> tuple[float, float]:
-    """(unbiased estimate of ||E[row]||², its standard error if the mean were 0), from all pairs of different rows."""
+def _squared_mean(rows: Tensor) -> float:
+    """Estimate of ||E[row]||² from all pairs of different rows; 0 if within 2.5 standard errors of it."""
     rows = rows.nan_to_num(0.0)
     pairs = rows.shape[0] * (rows.shape[0] - 1)
     products = rows @ rows.T
     products.fill_diagonal_(0.0)
-    return float(products.sum() / pairs), math.sqrt(float(2.0 * products.square().sum() / pairs) / pairs)
+    estimate, error = products.sum() / pairs, (2.0 * products.square().sum() / pairs / pairs).sqrt()
+    return float(estimate) if estimate > 2.5 * error else 0.0
 
 
 def _two_digits_up(value: float) -> float:
@@ -286,5 +283,9 @@ def _two_digits_up(value: float) -> float:
     return float(f"{math.ceil(value / unit - 1e-9) * unit:.6g}")
 
 
-def _percent(share: float) -> str:
-    return "an unknown part" if math.isnan(share) else f"{share:.1%}"
+def _words(bias: float) -> str:
+    if math.isnan(bias):
+        return "plain clipping would be biased"
+    if bias == 0.0:
+        return "plain clipping shows no bias"
+    return f"plain clipping would be off by {bias:.1%} of the mean gradient"

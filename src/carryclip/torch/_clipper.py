@@ -13,7 +13,7 @@ from carryclip.carry import CarryPolicy, check_policy
 from carryclip.diagnosis import warn_user
 from carryclip.torch import _layout, _targets
 from carryclip.torch._adopt import mend, take_over
-from carryclip.torch._advice import Advice, Observer
+from carryclip.torch._advice import Advice, Observer, check_observable
 from carryclip.torch._engine import Engine, Report
 from carryclip.torch._hooks import Hooks
 from carryclip.torch._layout import Group, Leaf, RegionMap
@@ -71,6 +71,8 @@ class UClip:
         )
         self._observer = Observer() if observe else None
         self._layout = _layout.build(self._groups, self.regions, carry, self.nonfinite)
+        if observe:
+            check_observable(self._layout)
         self._signature = self._shape_of_groups()
         _targets.claim(self, self._params(), watch_only=observe)
         home = OptimizerHome(optimizers) if optimizers and not observe else OwnHome()
@@ -136,14 +138,22 @@ class UClip:
             raise RuntimeError(
                 "advise() needs observed steps: attach with UClip(optimizer, region, observe=True) and train on."
             )
-        return self._observer.advise(self._layout, self.carry_policy, self.metrics())
+        return self._observer.advise(self._layout, max(self.ledger.steps - 1, 0))
 
-    def remove(self) -> None:
-        """Take the hooks off. The carry stays in the optimizer's state, where attaching again finds it."""
+    def remove(self, *, forget: bool = False) -> None:
+        """Take the hooks off. The carry stays in the optimizer's state, where attaching again finds it.
+
+        Args:
+            forget: also delete the carry and all else that U-Clip keeps there.
+        """
         if self._hooks is not None:
             self._hooks.remove()
         self._removed = True
         _targets.release(self, self._params())
+        for optimizer in self.optimizers if forget and self._observer is None else []:
+            for entries in [*optimizer.param_groups, *optimizer.state.values()]:
+                for key in [key for key in entries if str(key).startswith(PREFIX)]:
+                    del entries[key]
 
     # ------------------------------------------------------------------ checkpoints of the explicit form
 
@@ -192,7 +202,9 @@ class UClip:
         """One step of the algorithm on the gradients as they are now."""
         self.refresh()
         step = self.ledger.steps
-        report = self._engine.run(self._layout, found_inf, grad_scale)
+        # The first step after a load is measured too, so that metrics do not stay empty.
+        measure = self._engine.metrics_every > 0 and (step % self._engine.metrics_every == 0 or self._watch.step < 0)
+        report = self._engine.run(self._layout, found_inf, grad_scale, inspect=measure)
         if self._observer is not None:
             self._observer.record(self._layout, report, grad_scale)
         else:
@@ -312,6 +324,8 @@ class UClip:
             "raise": "raises an error",
             "propagate": "goes through, and spoils the carry",
         }[self.nonfinite]
+        if self._observer is not None:
+            kept, bad = "advise() says what clipping would do", "is left out"
         lines = [
             self.summary(),
             f"  {verb} {_count(len(leaves), 'parameter')} ({size:,} numbers) in "

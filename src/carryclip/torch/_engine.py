@@ -42,10 +42,13 @@ class Engine:
         """How often each clipped parameter was not finite."""
 
     @torch.no_grad()
-    def run(self, layout: Layout, found_inf: Tensor | None = None, grad_scale: Tensor | None = None) -> Report:
+    def run(
+        self, layout: Layout, found_inf: Tensor | None, grad_scale: Tensor | None, *, inspect: bool = False
+    ) -> Report:
         """Clip the gradients of all parameters that have one.
 
-        ``found_inf`` is a verdict from outside; ``grad_scale`` a loss scale still in them, when only observing.
+        ``found_inf`` is a verdict from outside; ``grad_scale`` a loss scale still in them, when only observing;
+        ``inspect`` asks for the metrics of this step.
         """
         jobs = [
             open_job(leaf, layout.rules[leaf.rule], self.home.entries(leaf.param), write=self.write, scale=grad_scale)
@@ -61,7 +64,6 @@ class Engine:
         sizes = [rule.region.sizes(step) for rule in layout.rules]
         fitted = [sizes_of(job, sizes[job.leaf.rule]) for job in jobs]
         device = self.ledger.skipped.device
-        inspect = self.metrics_every > 0 and step % self.metrics_every == 0
         sums = [measure(xp, job.rule, job.gradient, job.buffers.carry, job.dtype) for job in jobs]
         totals = {
             number: self._totals([(j, s) for j, s in zip(jobs, sums, strict=True) if j.leaf.rule == number], device)
@@ -136,7 +138,7 @@ class Engine:
             guilty = bad if outside is None else bad & ~outside
             if bool(guilty):
                 names = [job.leaf.name for (job, _), flag in zip(judged, flags.tolist(), strict=True) if flag]
-                culprit = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+                culprit = "; ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
                 raise NonFiniteGradientError(
                     f"Step {step}: the gradient of {culprit or 'the whole vector (its norm overflows)'} is not finite. "
                     "Carry, moments and parameters are unchanged. Skip the batch (optimizer.zero_grad()), or attach "

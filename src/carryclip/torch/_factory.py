@@ -1,10 +1,12 @@
 """``uclipped``: an optimizer class that clips by itself, and still does after deepcopy, pickle and ZeRO."""
 
+import inspect
 from typing import Any
 
 from torch.optim import Optimizer
 
 from carryclip.torch._clipper import UClip
+from carryclip.torch._layout import RegionMap
 
 
 def uclipped(optimizer_class: type[Optimizer], region: Any, **options: Any) -> type[Any]:
@@ -30,8 +32,11 @@ def uclipped(optimizer_class: type[Optimizer], region: Any, **options: Any) -> t
     tensor([2.4000, 3.2000])
     """
     if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, Optimizer)):
-        hint = " It is an instance: write UClip(optimizer, region)." if isinstance(optimizer_class, Optimizer) else ""
-        raise TypeError(f"uclipped needs an optimizer class such as torch.optim.AdamW, got {optimizer_class!r}.{hint}")
+        if isinstance(optimizer_class, Optimizer):
+            raise TypeError("uclipped needs an optimizer class. This is an instance: write UClip(optimizer, region).")
+        raise TypeError(f"uclipped needs an optimizer class such as torch.optim.AdamW, got {optimizer_class!r}.")
+    inspect.signature(UClip).bind(None, region, **options)  # a misspelt option should fail here
+    RegionMap(region)
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         optimizer_class.__init__(self, *args, **kwargs)

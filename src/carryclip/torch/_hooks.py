@@ -270,6 +270,6 @@ def _warn_if_orphaned(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if any(REGION in group for group in optimizer.param_groups):
         warn_user(
             f"This {type(optimizer).__name__} holds the carry of U-Clip but no clipper is attached (deepcopy and "
-            "pickle drop hooks), so its gradients are not clipped. Attach one with UClip(optimizer, region), or make "
-            "it with uclipped()."
+            "pickle drop hooks, and a checkpoint brings none), so its gradients are not clipped. Attach one with "
+            "UClip(optimizer, region), or make it with uclipped()."
         )

@@ -171,13 +171,18 @@ def _check_keys(owner: str, size: Mapping[Any, Any], leaves: Iterable[Leaf]) -> 
     for leaf in leaves:
         if leaf.param not in size and leaf.name not in size:
             raise ValueError(
-                f"{owner}: the mapping has no radius for {leaf.name}. Keys are parameters, or their names if the "
-                "optimizer was made from model.named_parameters()."
+                f"{owner}: the mapping has no radius for {leaf.name}; its keys are {_shown(size)}. Use parameters, "
+                "or their names if the optimizer was made from model.named_parameters()."
             )
     for key in size:
         if not (key in names if isinstance(key, str) else id(key) in params):
             shown = repr(key) if isinstance(key, str) else "a tensor that"
             raise ValueError(f"{owner}: the mapping has a radius for {shown}, which is not among the parameters.")
+
+
+def _shown(size: Mapping[Any, Any]) -> str:
+    keys = [repr(key) if isinstance(key, str) else "a tensor" for key in size]
+    return ", ".join(keys[:5]) + (", ..." if len(keys) > 5 else "")
 
 
 def pick(size: Any, leaf: Leaf) -> Any:

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from carryclip.regions import Region
 from carryclip.torch._layout import Group
 
 _INNER = ("optimizer", "original_optimizer", "optim", "inner_optimizer", "base_optimizer")
@@ -20,6 +22,13 @@ _owners: Any = WeakTensorKeyDictionary()
 
 def parse(target: Any) -> tuple[list[Optimizer], list[Group]]:
     """(optimizers, []) or ([], groups of parameters), or an error that says what to pass."""
+    if isinstance(target, Region):
+        raise TypeError(f"The arguments are swapped: write UClip(optimizer, {target!r}).")
+    if isinstance(target, type) and issubclass(target, Optimizer):
+        name = target.__name__
+        raise TypeError(f"{name} is a class: pass an instance, or make a clipping class with uclipped({name}, region).")
+    if isinstance(target, LRScheduler):
+        raise TypeError("UClip needs the optimizer, not its learning-rate scheduler: pass scheduler.optimizer.")
     if isinstance(target, torch.nn.Module):
         raise TypeError(
             "UClip needs an optimizer or parameters, not a module: pass the optimizer, or model.parameters()."
@@ -78,8 +87,11 @@ def _groups(items: list[Any]) -> list[Group]:
     names = [item[0] for item in items if isinstance(item, tuple) and len(item) == 2]
     params = [item[1] for item in items if isinstance(item, tuple) and len(item) == 2] if names else items
     if len(params) != len(items) or not all(isinstance(param, Tensor) for param in params):
-        odd = next(type(p).__name__ for p in items if not isinstance(p, Tensor))
-        raise TypeError(f"UClip needs an optimizer, a list of optimizers, or parameters; the list holds a {odd}.")
+        odd = next((p for p in items if not isinstance(p, (Tensor, tuple, Optimizer))), items[0])
+        raise TypeError(
+            "UClip needs an optimizer, a list of optimizers, or parameters; the list holds something else: "
+            f"{type(odd).__name__}."
+        )
     return [{"params": params, "param_names": names} if names else {"params": params}]
 
 

@@ -4,6 +4,7 @@ The step leaves one small vector on the device. It is brought to the host only w
 that runs beside the training and is looked at when it has arrived.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ COPY_EVERY = 10
 FEED_MEMORY = 0.9
 """Decay, per measured step, of the feed average behind the wind-up warning."""
 WINDUP_FEED, WINDUP_RADII, WINDUP_SAMPLES = 0.5, 10.0, 5
+SPIKE_RADII = 1e3
 UNDRAINABLE_RADII = 1e6
 SKIPS_IN_A_ROW = 10
 
@@ -34,7 +36,7 @@ class Metrics(Mapping[str, float]):
         self._watch = watch
         self._values: dict[str, float] | None = None
         self.step = step
-        """Number of the measured step, counted from 0; -1 if none was measured yet."""
+        """Number of the measured step, counted from 0; -1 if none was measured yet, and then its figures are NaN."""
 
     def _fetched(self) -> dict[str, float]:
         if self._values is None:
@@ -45,6 +47,8 @@ class Metrics(Mapping[str, float]):
         return self._values
 
     def __getitem__(self, name: str) -> float:
+        if name not in LAST_STEP + RUNNING:
+            raise KeyError(f"{name!r} is not a metric; there are {', '.join(LAST_STEP + RUNNING)}.")
         return self._fetched()[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -101,7 +105,7 @@ class Watch:
         ledger = self.ledger
         last = self._last
         if last is None:
-            last = torch.zeros(len(LAST_STEP), device=ledger.skipped.device)
+            last = torch.full((len(LAST_STEP),), math.nan, device=ledger.skipped.device)
         feed = last.new_zeros(2) if self._feed is None else self._feed
         extra = [ledger.skipped, ledger.dropped, ledger.streak, feed[0] / feed[1].clamp(min=1e-9)]
         return torch.cat([last, torch.stack([x.to(last.dtype) for x in extra])])
@@ -140,6 +144,12 @@ class Watch:
                 f"the carry is winding up: it holds up to {carried:.3g} radii and gradients keep feeding it "
                 f"(average feed {named['feed']:.2f}). The radius is below the mean gradient, so the debt grows and "
                 "will overshoot when it is paid. Use carry=Gated(), or a larger radius.",
+            )
+        elif carried > SPIKE_RADII:
+            self.warn(
+                "spike",
+                f"the carry holds up to {carried:.3g} radii, as after a very large gradient, and paying it back takes "
+                "as many steps. Use carry=Gated() or Capped(100), and look for the batch that caused it.",
             )
         if carried > UNDRAINABLE_RADII:
             self.warn(

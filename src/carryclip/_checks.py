@@ -26,9 +26,7 @@ def number(
     above = value > low if low_open else value >= low
     below = value < high if high_open else value <= high
     if not (above and below):
-        if low == -math.inf and high == math.inf:
-            wanted = "a number, not NaN"
-        elif high == math.inf:
+        if high == math.inf:
             wanted = f"{'above' if low_open else 'at least'} {low:g}" + (" and finite" if high_open else "")
         else:
             wanted = f"in {'(' if low_open else '['}{low:g}, {high:g}{')' if high_open else ']'}"

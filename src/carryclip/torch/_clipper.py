@@ -65,13 +65,13 @@ class UClip:
         self.regions = RegionMap(region)
         self.regions.check(self._groups)
         self.carry_policy = check_policy(carry)
-        # A watcher must not raise into the training it watches, and must not take bad values for data.
-        self.nonfinite: NonFinite = (
-            "skip" if observe and nonfinite in ("skip", "zero", "raise", "propagate") else nonfinite
-        )
         self._observer = Observer() if observe else None
-        self._layout = _layout.build(self._groups, self.regions, carry, self.nonfinite)
+        self._layout = _layout.build(self._groups, self.regions, carry, nonfinite)
+        self.nonfinite: NonFinite = nonfinite
         if observe:
+            # A watcher must not raise into the training it watches, and must not take bad values for data.
+            self.nonfinite = "skip"
+            self._layout = _layout.build(self._groups, self.regions, carry, self.nonfinite)
             check_observable(self._layout)
         self._signature = self._shape_of_groups()
         _targets.claim(self, self._params(), watch_only=observe)

@@ -111,12 +111,8 @@ def buffers_of(entries: Entries, names: Iterable[str], param: Tensor, dtype: tor
         key = PREFIX + name
         kind = kind_of(name, param, dtype)
         if key not in entries:
-            shape = () if name == "count" else None
-            entries[key] = (
-                torch.zeros((), dtype=kind, device=param.device)
-                if shape == ()
-                else torch.zeros_like(param, dtype=kind, requires_grad=False)
-            )
+            like = param.new_empty(()) if name == "count" else param
+            entries[key] = torch.zeros_like(like, dtype=kind, requires_grad=False)
         elif entries[key].dtype != kind:  # the model was converted, for example by model.double()
             entries[key] = entries[key].to(kind)
         value = entries[key]

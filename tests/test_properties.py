@@ -52,7 +52,7 @@ def test_mass_is_conserved_over_10000_steps(region, dtype):
     assert carry.dtype == (torch.float64 if dtype == "float64" else torch.float32)
     rounding = {"float64": 5e-12, "float32": 5e-5, "bfloat16": 1e-5}[dtype]
     assert (given_ - sent - carry.double()).abs().max() <= rounding
-    assert (given_ - sent).abs().max() > 100 * rounding or isinstance(region, Adaptive)
+    assert (given_ - sent).abs().max() > 100 * rounding, "nothing was carried: the case tests nothing"
 
 
 @given(sequences, radii, st.sampled_from(["float64", "float32", "bfloat16"]))

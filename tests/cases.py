@@ -3,14 +3,18 @@
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from carryclip import EWMA, Adaptive, Capped, Component, Gated, Leaky, Norm, Sign, Symmetric, Welford
 
 
-def halving(step: int) -> float:
-    """A radius schedule that also visits infinity and zero."""
-    return {0: float("inf"), 7: 0.0, 30: float("inf")}.get(step, 2.0 / (1 + step // 20))
+def halving(step: Any) -> Any:
+    """A radius schedule that also visits infinity and zero; plain or traced."""
+    xp = jnp if isinstance(step, jax.Array) else np
+    radius = xp.where((step == 0) | (step == 30), np.inf, xp.where(step == 7, 0.0, 2.0 / (1 + step // 20)))
+    return radius if xp is jnp else float(radius)
 
 
 SHAPES = ((3, 4), (5,), (), (2, 1, 3))
@@ -77,14 +81,14 @@ def tolerance(dtype: str, region: str) -> Tolerance:
 def heavy_tailed(seed: int, steps: int, missing: float = 0.1) -> list[list[np.ndarray | None]]:
     """Gradients with tails so heavy that their variance is infinite.
 
-    Now and then a parameter has none, and one coordinate is always exactly 0.
+    Now and then some of the parameters have none, always the same ones, and one coordinate is always exactly 0.
     """
     rng = np.random.default_rng(seed)
-    rows = [
-        [None if rng.random() < missing else 0.4 * rng.standard_t(1.5, size=shape) + 0.05 for shape in SHAPES]
-        for _ in range(steps)
-    ]
-    for row in rows:
-        if row[0] is not None:
-            row[0][1, 1] = 0.0
+    absent = rng.permutation(len(SHAPES))[: rng.integers(1, len(SHAPES))]
+    rows: list[list[np.ndarray | None]] = []
+    for _ in range(steps):
+        row = [0.4 * rng.standard_t(1.5, size=shape) + 0.05 for shape in SHAPES]
+        row[0][1, 1] = 0.0
+        gone = set(absent) if rng.random() < missing else set()
+        rows.append([None if k in gone else g for k, g in enumerate(row)])
     return rows

@@ -1,11 +1,15 @@
-"""Tests share the tables in ``cases.py`` and run torch on one thread, so that parallel workers do not fight."""
+"""Tests share the tables in ``cases.py``, run torch on one thread and give JAX four devices on the host."""
 
+import os
 import sys
 from pathlib import Path
 
 import torch
 from hypothesis import settings
 
+# Before JAX is used for the first time.
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4 " + os.environ.get("XLA_FLAGS", "")
+os.environ["JAX_PLATFORMS"] = "cpu"
 sys.path.insert(0, str(Path(__file__).parent))
 torch.set_num_threads(1)
 settings.register_profile("carryclip", deadline=None, derandomize=True)

@@ -59,6 +59,26 @@ class Rule:
         return carry + averages + (("count",) if averages else ())
 
 
+def find_rule(rules: list[Rule], rule: Rule) -> int | None:
+    """Where ``rules`` has one that is equal to ``rule``."""
+    return next((n for n, known in enumerate(rules) if known.region is rule.region or _equal(known, rule)), None)
+
+
+def rule_number(rules: list[Rule], rule: Rule) -> int:
+    """Position of ``rule`` in ``rules``, added if new: groups with equal regions are clipped as one."""
+    found = find_rule(rules, rule)
+    if found is None:
+        rules.append(rule)
+    return len(rules) - 1 if found is None else found
+
+
+def _equal(one: Rule, other: Rule) -> bool:
+    try:
+        return bool(one == other)
+    except Exception:  # radii given as arrays, perhaps traced ones, have no single truth value
+        return False
+
+
 class Buffers(NamedTuple):
     """What one array keeps between steps, in at least float32; None where the rule has no use for it.
 

@@ -6,6 +6,7 @@ They answer how much is clipped, how large the carry is against the radius, and 
 import math
 import sys
 import warnings
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from carryclip.precision import ratio
@@ -26,11 +27,19 @@ RUNNING = ("skipped_steps", "dropped_norm")
 """Metrics that add up over the run."""
 
 
+FEED_MEMORY = 0.9
+"""Decay, per measured step, of the feed average behind the wind-up warning."""
+WINDUP_FEED, WINDUP_RADII, WINDUP_SAMPLES = 0.5, 10.0, 5
+SPIKE_RADII = 1e3
+UNDRAINABLE_RADII = 1e6
+SKIPS_IN_A_ROW = 10
+
+
 class CarryClipWarning(UserWarning):
     """Something that carryclip noticed and that a person should look at; the message names the remedy."""
 
 
-_INNER = {"carryclip", "torch", "_collections_abc", "collections", "contextlib", "copy", "copyreg"}
+_INNER = {"carryclip", "torch", "jax", "_collections_abc", "collections", "contextlib", "copy", "copyreg"}
 
 
 def warn_user(message: str) -> None:
@@ -39,6 +48,45 @@ def warn_user(message: str) -> None:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _INNER:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, CarryClipWarning, stacklevel=level + 1)
+
+
+def dangers(carried: float, feed: float, weight: float, streak: float, look: str) -> Iterator[tuple[str, str]]:
+    """Kind and message of each danger that the figures show.
+
+    Args:
+        carried: the largest carry in radii; 0 under a policy that bounds it.
+        feed: exponential average of the feed over the measured steps.
+        weight: exponential average of 1 over the same steps: how much of the past ``feed`` has seen.
+        streak: skipped steps in a row.
+        look: where to see which gradients were bad.
+    """
+    feed = feed / weight if weight > 0.0 else 0.0
+    enough = weight >= 0.999 * (1.0 - FEED_MEMORY**WINDUP_SAMPLES)
+    if carried > WINDUP_RADII and feed >= WINDUP_FEED and enough:
+        yield (
+            "wind-up",
+            f"the carry is winding up: it holds up to {carried:.3g} radii and gradients keep feeding it "
+            f"(average feed {feed:.2f}). The radius is below the mean gradient, so the debt grows and "
+            "will overshoot when it is paid. Use carry=Gated(), or a larger radius.",
+        )
+    elif carried > SPIKE_RADII:
+        yield (
+            "spike",
+            f"the carry holds up to {carried:.3g} radii, as after a very large gradient, and paying it back takes "
+            "as many steps. Use carry=Gated() or Capped(100), and look for the batch that caused it.",
+        )
+    if carried > UNDRAINABLE_RADII:
+        yield (
+            "undrainable",
+            f"the carry holds up to {carried:.3g} radii; a float32 buffer cannot pay that back one radius at a "
+            "time. Use carry=Gated() or Capped(100), or a larger radius, and look for the batch that caused it.",
+        )
+    if streak >= SKIPS_IN_A_ROW:
+        yield (
+            "skips",
+            f"the last {int(streak)} steps were all skipped because gradients were not finite: nothing is "
+            f"being learned. {look}; a lower learning rate or loss scale usually helps.",
+        )
 
 
 class Step(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from carryclip.algorithm import NonFinite, Rule
+from carryclip.algorithm import NonFinite, Rule, rule_number
 from carryclip.carry import CarryPolicy
 from carryclip.regions import Norm, Region, check_region
 
@@ -93,7 +93,7 @@ def build(groups: list[Group], regions: RegionMap, carry: CarryPolicy, nonfinite
             layout.groups.append(None)
             seen.update(map(id, group["params"]))
             continue
-        rule = _rule_number(layout.rules, Rule(region, carry, nonfinite))
+        rule = rule_number(layout.rules, Rule(region, carry, nonfinite))
         if rule == len(counts):
             counts.append(0)
             layout.scopes.append([])
@@ -126,27 +126,6 @@ def build(groups: list[Group], regions: RegionMap, carry: CarryPolicy, nonfinite
 
 def _numbered(number: int, group: Group) -> list[str]:
     return [f"group {number}, parameter {position}" for position in range(len(group["params"]))]
-
-
-def _rule_number(rules: list[Rule], rule: Rule) -> int:
-    """Position of ``rule`` in ``rules``, added if new: groups with equal regions are clipped as one."""
-    for number, known in enumerate(rules):
-        if known.region is rule.region or _equal(known, rule):
-            return number
-    rules.append(rule)
-    return len(rules) - 1
-
-
-def _equal(one: Rule, other: Rule) -> bool:
-    try:
-        return bool(one == other)
-    except (RuntimeError, ValueError):  # radii given as arrays have no single truth value
-        return False
-
-
-def old_number(old: Layout, rule: Rule) -> int | None:
-    """Where an earlier layout had ``rule``."""
-    return next((n for n, known in enumerate(old.rules) if known.region is rule.region or _equal(known, rule)), None)
 
 
 def _check_radii(layout: Layout) -> None:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from carryclip.algorithm import Buffers, Feed, Rule
-from carryclip.torch._layout import Group, Layout, old_number
+from carryclip.algorithm import Buffers, Feed, Rule, find_rule
+from carryclip.torch._layout import Group, Layout
 
 PREFIX = "uclip_"
 REGION = PREFIX + "region"
@@ -162,7 +162,7 @@ class Ledger:
                 torch.zeros(size, dtype=torch.float64 if torch.float64 in types else torch.float32, device=device),
                 torch.zeros(size, dtype=torch.int64, device=device),
             )
-            was = None if old is None else old_number(old, rule)
+            was = None if old is None else find_rule(old.rules, rule)
             if old is not None and was in before:
                 places = {scope: place for place, scope in enumerate(old.scopes[was])}
                 for place, scope in enumerate(layout.scopes[number]):

@@ -12,17 +12,11 @@ import torch
 from torch import Tensor
 
 from carryclip.carry import CarryPolicy, Leaky
-from carryclip.diagnosis import LAST_STEP, RUNNING, warn_user
+from carryclip.diagnosis import FEED_MEMORY, LAST_STEP, RUNNING, dangers, warn_user
 from carryclip.torch._state import Ledger
 
 COPY_EVERY = 10
 """Measured steps between two copies to the host."""
-FEED_MEMORY = 0.9
-"""Decay, per measured step, of the feed average behind the wind-up warning."""
-WINDUP_FEED, WINDUP_RADII, WINDUP_SAMPLES = 0.5, 10.0, 5
-SPIKE_RADII = 1e3
-UNDRAINABLE_RADII = 1e6
-SKIPS_IN_A_ROW = 10
 
 
 class Metrics(Mapping[str, float]):
@@ -107,7 +101,7 @@ class Watch:
         if last is None:
             last = torch.full((len(LAST_STEP),), math.nan, device=ledger.skipped.device)
         feed = last.new_zeros(2) if self._feed is None else self._feed
-        extra = [ledger.skipped, ledger.dropped, ledger.streak, feed[0] / feed[1].clamp(min=1e-9)]
+        extra = [ledger.skipped, ledger.dropped, ledger.streak, *feed]
         return torch.cat([last, torch.stack([x.to(last.dtype) for x in extra])])
 
     def metrics(self) -> Metrics:
@@ -136,34 +130,11 @@ class Watch:
         """Warn of what the figures show; each warning comes once."""
         if self.quiet:
             return
-        named = dict(zip((*LAST_STEP, *RUNNING, "streak", "feed"), values, strict=True))
+        named = dict(zip((*LAST_STEP, *RUNNING, "streak", "feed", "weight"), values, strict=True))
         carried = 0.0 if self.bounded else named["carry_ratio"]
-        if carried > WINDUP_RADII and named["feed"] >= WINDUP_FEED and self._measured >= WINDUP_SAMPLES:
-            self.warn(
-                "wind-up",
-                f"the carry is winding up: it holds up to {carried:.3g} radii and gradients keep feeding it "
-                f"(average feed {named['feed']:.2f}). The radius is below the mean gradient, so the debt grows and "
-                "will overshoot when it is paid. Use carry=Gated(), or a larger radius.",
-            )
-        elif carried > SPIKE_RADII:
-            self.warn(
-                "spike",
-                f"the carry holds up to {carried:.3g} radii, as after a very large gradient, and paying it back takes "
-                "as many steps. Use carry=Gated() or Capped(100), and look for the batch that caused it.",
-            )
-        if carried > UNDRAINABLE_RADII:
-            self.warn(
-                "undrainable",
-                f"the carry holds up to {carried:.3g} radii; a float32 buffer cannot pay that back one radius at a "
-                "time. Use carry=Gated() or Capped(100), or a larger radius, and look for the batch that caused it.",
-            )
-        if named["streak"] >= SKIPS_IN_A_ROW:
-            self.warn(
-                "skips",
-                f"the last {int(named['streak'])} steps were all skipped because gradients were not finite: nothing is "
-                "being learned. clipper.nonfinite_parameters() names the parameters; a lower learning rate or loss "
-                "scale usually helps.",
-            )
+        look = "clipper.nonfinite_parameters() names the parameters"
+        for kind, message in dangers(carried, named["feed"], named["weight"], named["streak"], look):
+            self.warn(kind, message)
 
     def warn(self, kind: str, message: str) -> None:
         """Issue a warning of this kind unless it was given before."""

@@ -1,0 +1,18 @@
+"""U-Clip for JAX: a gradient transformation for ``optax.chain``.
+
+>>> import jax.numpy as jnp, optax
+>>> from carryclip import Norm
+>>> from carryclip.optax import metrics, uclip
+>>> tx = optax.chain(uclip(Norm(1.0)), optax.adamw(3e-4))
+>>> params = {"w": jnp.zeros(3), "b": jnp.zeros(())}
+>>> state = tx.init(params)
+>>> updates, state = tx.update({"w": jnp.full(3, 5.0), "b": jnp.ones(())}, state, params)
+>>> params = optax.apply_updates(params, updates)
+>>> float(metrics(state)["clipped_fraction"])
+1.0
+"""
+
+from carryclip.optax._state import UClipState, Watch, check, graft, metrics
+from carryclip.optax._transform import uclip
+
+__all__ = ["UClipState", "Watch", "check", "graft", "metrics", "uclip"]

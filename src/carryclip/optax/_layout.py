@@ -1,0 +1,125 @@
+"""Which leaves of a tree are clipped, by which rule, as part of which vector. All of it is known when tracing."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import tree_util
+from optax import MaskedNode
+
+from carryclip.algorithm import NonFinite, Rule, rule_number
+from carryclip.carry import CarryPolicy
+from carryclip.regions import Norm, check_region
+
+Tree = Any
+
+
+def is_hole(node: Any) -> bool:
+    """A place of a tree without an array: None, or what ``optax.masked`` leaves behind."""
+    return node is None or isinstance(node, MaskedNode)
+
+
+def is_clippable(leaf: Any) -> bool:
+    """Whether a leaf is a floating-point or complex array; integers, keys and holes are left alone."""
+    return not is_hole(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
+
+
+def named_leaves(tree: Tree) -> tuple[list[str], list[Any], Any]:
+    """(names, leaves, structure) of a tree, holes included; a name is the path as JAX prints it."""
+    found, structure = tree_util.tree_flatten_with_path(tree, is_leaf=is_hole)
+    return [tree_util.keystr(path) or "the whole tree" for path, _ in found], [leaf for _, leaf in found], structure
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One clipped leaf."""
+
+    name: str
+    place: int
+    """Position among all leaves of the tree, holes included."""
+    rule: int
+    index: int
+    """Position among the leaves of its rule."""
+    scope: int
+    """Under a ``Norm``: which of the rule's vectors it belongs to."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The clipped leaves, and how many vectors each rule has."""
+
+    leaves: list[Leaf]
+    scopes: list[int]
+
+
+class Rulebook:
+    """The rules of a transformation, and which leaf has which."""
+
+    def __init__(self, region: Any, carry: CarryPolicy, nonfinite: NonFinite, groups: Tree | Callable | None) -> None:
+        self.groups = groups
+        self.by_label = isinstance(region, Mapping)
+        regions = dict(region) if self.by_label else {None: check_region(region)}
+        if not regions:
+            raise ValueError("The mapping from labels to regions is empty. Write for example {'dense': Norm(1.0)}.")
+        self.rules: list[Rule] = []
+        self.numbers: dict[Any, int | None] = {}
+        for label, each in regions.items():
+            alone = each is None and self.by_label
+            self.numbers[label] = None if alone else rule_number(self.rules, Rule(check_region(each), carry, nonfinite))
+        if not self.rules:
+            raise ValueError("There is nothing to clip: every label is left alone (None). Give at least one a region.")
+        spans = any(isinstance(rule.region, Norm) and rule.region.over == "group" for rule in self.rules)
+        if groups is None and (self.by_label or spans):
+            what = "A mapping of regions" if self.by_label else 'Norm(over="group")'
+            raise ValueError(
+                f"{what} needs groups=...: a tree of labels like the parameters' (or a prefix of it), or a function "
+                "from parameters to such a tree, as in optax.partition."
+            )
+
+    @property
+    def buffers(self) -> set[str]:
+        """Names of the buffers that some rule keeps."""
+        return {name for rule in self.rules for name in rule.buffers}
+
+    def layout(self, tree: Tree, clippable: list[bool]) -> Layout:
+        """Lay out the leaves of ``tree``; ``clippable`` says which of them can be clipped at all."""
+        names, _, _ = named_leaves(tree)
+        labels = self._labels(tree, names)
+        counts, scopes = [0] * len(self.rules), [{} for _ in self.rules]
+        leaves: list[Leaf] = []
+        for place, (name, label, eligible) in enumerate(zip(names, labels, clippable, strict=True)):
+            rule = self._number(name, label) if eligible else None
+            if rule is None:
+                continue
+            over = getattr(self.rules[rule].region, "over", "all")
+            vector = {"all": "all", "group": label, "tensor": place}[over]
+            scope = scopes[rule].setdefault(vector, len(scopes[rule]))
+            leaves.append(Leaf(name, place, rule, counts[rule], scope))
+            counts[rule] += 1
+        return Layout(leaves, [len(vectors) for vectors in scopes])
+
+    def _labels(self, tree: Tree, names: list[str]) -> list[Any]:
+        """The label of each leaf; None where it has none."""
+        if self.groups is None or not names:
+            return [None] * len(names)
+        try:
+            return spread(self.groups(tree) if callable(self.groups) else self.groups, tree)
+        except ValueError as error:
+            raise ValueError(f"groups does not have the structure of the parameters: {error}") from None
+
+    def _number(self, name: str, label: Any) -> int | None:
+        if not self.by_label:
+            return 0
+        if label not in self.numbers:
+            raise ValueError(
+                f"The leaf {name} has the label {label!r}, but regions are given for {list(self.numbers)}. "
+                f"Add {label!r}: Norm(1.0), or {label!r}: None to leave it alone."
+            )
+        return self.numbers[label]
+
+
+def spread(prefix: Tree, tree: Tree) -> list[Any]:
+    """The entries of ``prefix``, a tree like ``tree`` or the upper part of one, for each leaf of ``tree``."""
+    return jax.tree.leaves(jax.tree.broadcast(prefix, tree, is_leaf=is_hole), is_leaf=is_hole)

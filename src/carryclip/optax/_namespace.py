@@ -1,0 +1,57 @@
+"""JAX under the names the algorithm uses."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+class JaxNamespace:
+    """The array functions ``carryclip.algorithm`` needs; all of them can be traced, mapped and differentiated."""
+
+    where = staticmethod(jnp.where)
+    clip = staticmethod(jnp.clip)
+    abs = staticmethod(jnp.abs)
+    sign = staticmethod(jnp.sign)
+    expm1 = staticmethod(jnp.expm1)
+    sum = staticmethod(jnp.sum)
+    max = staticmethod(jnp.max)
+    isfinite = staticmethod(jnp.isfinite)
+    finfo = staticmethod(jnp.finfo)
+
+    @staticmethod
+    def sqrt(values: jax.Array) -> jax.Array:
+        """The root, with derivative 0 instead of infinity at 0, so that 0·inf cannot turn a gradient into NaN."""
+        zero = values == 0
+        return jnp.where(zero, 0.0, jnp.sqrt(jnp.where(zero, 1.0, values)))
+
+    @staticmethod
+    def allfinite(values: jax.Array) -> jax.Array:
+        """Whether every entry is finite."""
+        return jnp.all(jnp.isfinite(values))
+
+    @staticmethod
+    def astype(values: jax.Array, dtype: Any) -> jax.Array:
+        """``values`` in ``dtype``, truly rounded.
+
+        XLA may drop a round trip through a narrower type as excess precision, and what rounding loses would then be
+        missing from the carry. It never drops an explicit rounding.
+        """
+        if dtype in (jnp.bfloat16, jnp.float16) and values.dtype in (jnp.float32, jnp.float64):
+            values = _representable(values, jnp.finfo(dtype))
+        return values.astype(dtype)
+
+
+def _representable(values: jax.Array, narrow: Any) -> jax.Array:
+    """``values`` rounded to the numbers of a narrower type, still in their own."""
+    rounded = lax.reduce_precision(values, exponent_bits=narrow.nexp, mantissa_bits=narrow.nmant)
+    if narrow.nexp == jnp.finfo(values.dtype).nexp:
+        return rounded
+    # reduce_precision flushes the narrow type's subnormals, which are the multiples of its smallest one.
+    spacing = float(narrow.smallest_subnormal)
+    fine = lax.round(values / spacing, lax.RoundingMethod.TO_NEAREST_EVEN) * spacing
+    return jnp.where(jnp.abs(values) < float(narrow.tiny), fine, rounded)
+
+
+xp: Any = JaxNamespace

@@ -1,0 +1,162 @@
+"""``uclip`` as a gradient transformation: trees in, trees out; the step itself is ``_engine.run``."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from carryclip.algorithm import Feed, NonFinite
+from carryclip.carry import CarryPolicy, Leaky
+from carryclip.diagnosis import FEED_MEMORY, LAST_STEP
+from carryclip.optax._engine import Job, Result, run
+from carryclip.optax._jobs import TREES, check_sizes, join, make_jobs, wide, write, zeros
+from carryclip.optax._layout import Rulebook, is_clippable, named_leaves
+from carryclip.optax._state import UClipState, Watch
+from carryclip.regions import Region
+
+Tree = Any
+
+
+def uclip(
+    region: Region | Mapping[Any, Region | None],
+    carry: CarryPolicy = True,
+    nonfinite: NonFinite = "skip",
+    *,
+    groups: Tree | Callable[[Tree], Tree] | None = None,
+    metrics_every: int = 10,
+    axis_name: Any = None,
+) -> optax.GradientTransformation:
+    """Clip gradients and keep what is cut for the next step; a bad step sends zeros, so momentum and decay still act.
+
+        u     = clip(g + carry, radius)
+        carry = g + carry - u
+
+    Put it first in ``optax.chain``. Guards and accumulation (``apply_if_finite``, ``MultiSteps``) go around the chain.
+
+    Args:
+        region: where updates must lie: ``Norm(1.0)``, ``Component(0.1)``, ...; or a mapping from labels to regions, in
+            which None leaves a label alone.
+        carry: True keeps all (the paper), False is plain clipping, or ``Gated()``, ``Capped(radii)``, ``Leaky(kappa)``.
+        nonfinite: what to do with inf and NaN: ``"skip"`` the step (the state stays, the update is 0), ``"zero"`` the
+            bad entries, or ``"propagate"`` them.
+        groups: labels for a mapping of regions and for ``Norm(over="group")``: a tree like the parameters' or a prefix
+            of it, or a function from parameters to such a tree.
+        metrics_every: measure every so many steps; 0 never.
+        axis_name: inside ``shard_map`` or ``pmap``: devices along this axis skip a step together.
+
+    >>> from carryclip import Norm
+    >>> from carryclip.optax import uclip
+    >>> tx = optax.chain(uclip(Norm(1.0)), optax.sgd(1.0))
+    >>> state = tx.init(jnp.zeros(2))
+    >>> for g in ([3.0, 0.0], [0.0, 0.0], [0.0, 0.0]):
+    ...     updates, state = tx.update(jnp.array(g), state)
+    ...     print(updates, state[0].carry)
+    [-1. -0.] [2. 0.]
+    [-1. -0.] [1. 0.]
+    [-1. -0.] [0. 0.]
+    """
+    if nonfinite == "raise":
+        raise ValueError(
+            'nonfinite="raise" cannot work in JAX: a compiled function cannot raise. Use nonfinite="skip" and read '
+            'carryclip.optax.metrics(state)["skipped_steps"], or wrap the step with jax.experimental.checkify and '
+            "errors=checkify.float_checks."
+        )
+    _check_interval(metrics_every)
+    book = Rulebook(region, carry, nonfinite, groups)
+    watched = not (isinstance(metrics_every, int) and metrics_every == 0)
+
+    def init(params: Tree) -> UClipState:
+        _, leaves, structure = named_leaves(params)
+        layout = book.layout(params, [is_clippable(leaf) for leaf in leaves])
+        check_sizes(book, layout, params, leaves)
+        kinds = [wide(leaves[leaf.place]) for leaf in layout.leaves]
+        real = jnp.finfo(jnp.result_type(*kinds)).dtype if kinds else jnp.dtype(jnp.float32)
+        gates = [size for size, rule in zip(layout.scopes, book.rules, strict=True) if rule.gates_scopes]
+        return UClipState(
+            step=jnp.zeros((), jnp.int32),
+            skipped=None if nonfinite == "propagate" else jnp.zeros((), jnp.int32),
+            dropped=jnp.zeros((), real) if watched else None,
+            **{name: zeros(book, name, layout, leaves, structure) for name in TREES},
+            count=jnp.zeros(len(leaves), jnp.int32) if "count" in book.buffers else None,
+            gate=tuple(Feed(jnp.zeros(size, real), jnp.zeros(size, jnp.int32)) for size in gates),
+            watch=_fresh(real, watch_feed=carry is True or isinstance(carry, Leaky)) if watched else None,
+        )
+
+    def update(updates: Tree, state: UClipState, params: Tree | None = None) -> tuple[Tree, UClipState]:
+        _, gradients, structure = named_leaves(updates)
+        jobs = make_jobs(book, updates, state, params)
+        if not jobs:
+            return updates, state._replace(step=optax.safe_increment(state.step))
+        feeds = iter(state.gate)
+        gates = [next(feeds) if rule.gates_scopes else None for rule in book.rules]
+        result = run(jobs, book.rules, gates, axis_name, tally=watched)
+        for job, (sent, _) in zip(jobs, result.outcomes, strict=True):
+            gradients[job.leaf.place] = join(sent, gradients[job.leaf.place])
+        return structure.unflatten(gradients), _moved(state, jobs, result, metrics_every)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _check_interval(metrics_every: Any) -> None:
+    """A traced value is what ``inject_hyperparams`` makes of a number; it has nothing to check."""
+    if isinstance(metrics_every, bool) or (
+        not isinstance(metrics_every, jax.Array) and not (isinstance(metrics_every, int) and metrics_every >= 0)
+    ):
+        raise ValueError(f"metrics_every must be a whole number of steps, or 0 for never; got {metrics_every!r}.")
+
+
+def _fresh(dtype: Any, *, watch_feed: bool) -> Watch:
+    return Watch(
+        at=jnp.full((), -1, jnp.int32),
+        last=jnp.full(len(LAST_STEP), jnp.nan, dtype),
+        feed=jnp.zeros(2, dtype) if watch_feed else None,
+        streak=jnp.zeros((), jnp.int32),
+    )
+
+
+def _moved(state: UClipState, jobs: list[Job], result: Result, metrics_every: Any) -> UClipState:
+    """The state after a step."""
+    skip = result.skip
+    dropped = state.dropped
+    if dropped is not None and result.dropped is not None:
+        amount = result.dropped if skip is None else jnp.where(skip, 0.0, result.dropped)
+        dropped = dropped + amount.astype(dropped.dtype)
+    return UClipState(
+        step=optax.safe_increment(state.step),
+        skipped=state.skipped if skip is None else state.skipped + skip,
+        dropped=dropped,
+        **{name: write(name, getattr(state, name), jobs, result.outcomes) for name in TREES},
+        count=_counts(state.count, jobs, result),
+        gate=tuple(gate for gate in result.gates if gate is not None),
+        watch=None if state.watch is None else _watched(state.watch, state.step, result, metrics_every),
+    )
+
+
+def _counts(count: Any, jobs: list[Job], result: Result) -> Any:
+    """Steps each leaf took part in; one write for all."""
+    pairs = zip(jobs, result.outcomes, strict=True)
+    new = [(job.leaf.place, buffers.count) for job, (_, buffers) in pairs if buffers.count is not None]
+    if not new:
+        return count
+    return count.at[jnp.array([place for place, _ in new])].set(jnp.stack([value for _, value in new]))
+
+
+def _watched(watch: Watch, step: Any, result: Result, metrics_every: Any) -> Watch:
+    """Measure the step if it is due; a skipped one leaves the figures of the one before."""
+    skip = result.skip
+    due = (watch.at < 0) | (step % jnp.maximum(metrics_every, 1) == 0)
+    due = due if skip is None else due & ~skip
+    measure = lambda: result.figures().astype(watch.last.dtype)  # noqa: E731
+    if isinstance(metrics_every, int) and metrics_every == 1:
+        last = jnp.where(due, measure(), watch.last)
+    else:
+        last = lax.cond(due, measure, lambda: watch.last)
+    feed = watch.feed
+    if feed is not None:
+        seen = jnp.stack([last[LAST_STEP.index("carry_feed")], jnp.ones((), last.dtype)])
+        feed = jnp.where(due, FEED_MEMORY * feed + (1.0 - FEED_MEMORY) * seen, feed)
+    streak = watch.streak if skip is None else jnp.where(skip, watch.streak + 1, 0)
+    return Watch(jnp.where(due, step, watch.at), last, feed, streak)

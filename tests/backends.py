@@ -1,0 +1,75 @@
+"""Every backend behind one function: gradients in, updates and carries out. A new backend is one entry of BACKENDS."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+import carryclip.optax
+from carryclip import reference
+from carryclip.torch import UClip
+from cases import GROUPS
+
+
+class Trace(NamedTuple):
+    """A run: updates and carries of every step as float64 arrays, and the sum of what was dropped."""
+
+    updates: list[list[np.ndarray | None]]
+    carries: list[list[np.ndarray]]
+    dropped: float
+    """NaN where it was not measured."""
+    skipped: int
+
+
+def run_reference(region: Any, policy: Any, gradients: list, dtype: str, nonfinite: str = "skip") -> Trace:
+    clipper = reference.UClip(region, policy, nonfinite, GROUPS, dtype if dtype == "bfloat16" else None)
+    kind = np.float32 if dtype == "bfloat16" else dtype
+    updates, carries = [], []
+    for arrays in gradients:
+        sent = clipper.step([None if a is None else np.asarray(a).astype(kind) for a in arrays])
+        updates.append([None if u is None else u.astype(float) for u in sent])
+        carries.append([0.0 if c is None else c.astype(float) for c in clipper.carry])
+    return Trace(updates, carries, clipper.dropped_norm, clipper.skipped_steps)
+
+
+def run_torch(region: Any, policy: Any, gradients: list, dtype: str, nonfinite: str = "skip") -> Trace:
+    params = [torch.nn.Parameter(torch.zeros(shape, dtype=getattr(torch, dtype))) for shape in shapes(gradients)]
+    groups = [{"params": [p for p, g in zip(params, GROUPS, strict=False) if g == k]} for k in sorted(set(GROUPS))]
+    optimizer = torch.optim.SGD([group for group in groups if group["params"]], lr=0.01)
+    clipper = UClip(optimizer, region, carry=policy, nonfinite=nonfinite, metrics_every=1)
+    updates, carries = [], []
+    for arrays in gradients:
+        for p, a in zip(params, arrays, strict=True):
+            p.grad = None if a is None else torch.tensor(a).to(p.dtype)
+        optimizer.step()
+        updates.append([None if p.grad is None else p.grad.double().numpy() for p in params])
+        carries.append([clipper.carry(p).double().numpy() for p in params])
+    return Trace(updates, carries, clipper.metrics()["dropped_norm"], int(clipper.metrics()["skipped_steps"]))
+
+
+def run_optax(region: Any, policy: Any, gradients: list, dtype: str, nonfinite: str = "skip") -> Trace:
+    with jax.enable_x64(dtype == "float64"):
+        params = [jnp.zeros(shape, dtype) for shape in shapes(gradients)]
+        # Metrics double the time to compile and are compared in one type only.
+        every = 1 if dtype == "float64" else 0
+        groups = list(GROUPS[: len(params)])
+        tx = carryclip.optax.uclip(region, policy, nonfinite, groups=groups, metrics_every=every)
+        state, step = tx.init(params), jax.jit(tx.update)
+        updates, carries = [], []
+        for arrays in gradients:
+            sent, state = step([None if a is None else jnp.asarray(a, dtype) for a in arrays], state)
+            updates.append([None if u is None else np.asarray(u, float) for u in sent])
+            carries.append([0.0 if c is None else np.asarray(c, float) for c in state.carry or [None] * len(params)])
+        figures = carryclip.optax.metrics(state)
+        return Trace(updates, carries, float(figures["dropped_norm"]), int(figures["skipped_steps"]))
+
+
+def shapes(gradients: list) -> list[tuple[int, ...]]:
+    """The parameters' shapes; each has a gradient at some step."""
+    return [next(np.shape(row[k]) for row in gradients if row[k] is not None) for k in range(len(gradients[0]))]
+
+
+BACKENDS: dict[str, Callable[..., Trace]] = {"torch": run_torch, "optax": run_optax}

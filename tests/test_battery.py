@@ -24,8 +24,8 @@ def rounded(gradients, dtype):
 @pytest.mark.parametrize("region", REGIONS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_backends_equal_the_reference(backend, region, policy, dtype):
-    # A gradient that is missing now and then makes a second program to compile, so only one type has them.
-    missing = 0.1 if dtype == "float64" else 0.0
+    # Gradients that are missing now and then make a second program to compile, so one column has them.
+    missing = 0.1 if (dtype, policy) in {("float64", "full"), ("float32", "gated early")} else 0.0
     gradients = rounded(heavy_tailed(len(region) + len(policy), STEPS[dtype], missing), dtype)
     case = REGIONS[region], POLICIES[policy], gradients, dtype
     expected, actual = run_reference(*case), BACKENDS[backend](*case)

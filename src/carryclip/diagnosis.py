@@ -121,25 +121,40 @@ class Diagnosis(NamedTuple):
 
 
 def diagnose(xp: Any, step: Step, *, joint: bool) -> Diagnosis:
-    """The sums of one array; entries may be Python numbers where they need no look at the array."""
+    """The sums of one array; entries may be Python numbers where they need no look at the array.
+
+    ``xp.sums`` adds up each of several arrays and takes the largest of the last if told so; a compiler can do all of
+    them in one pass, and another namespace makes the arrays one after the other.
+    """
     size = float(math.prod(step.raw.shape))
-    grad_sq, total_sq, update_sq = (xp.sum(x * x) for x in (step.raw, step.total, step.update))
-    carry_sq = 0.0 if step.kept is None else xp.sum(step.kept * step.kept)
+    owes = step.carry is not None
     if joint:
-        fed, weight = (0.0, 0.0) if step.carry is None else (xp.sum(step.raw * step.carry), xp.sum(step.carry**2))
+        pairs = [(x, x) for x in (step.raw, step.total, step.update)]
+        pairs += [(step.kept, step.kept)] if step.kept is not None else []
+        pairs += [(step.raw, step.carry), (step.carry, step.carry)] if owes else []
+        grad_sq, total_sq, update_sq, *rest = xp.sums((x * y for x, y in pairs), largest=False)
+        carry_sq = rest.pop(0) if step.kept is not None else 0.0
+        fed, weight = rest if owes else (0.0, 0.0)
         return Diagnosis(grad_sq, total_sq, update_sq, carry_sq, 0.0, 0.0, size, fed, weight, 0.0)
     radius_sq = step.radius * step.radius * size
     if hasattr(step.radius, "shape") and step.radius.shape != ():
         # One radius may stand for both parts of a complex number.
         radius_sq = xp.sum(step.radius * step.radius) * (size / math.prod(step.radius.shape))
-    clipped = xp.sum(xp.astype(step.aim != step.total, step.raw.dtype))
-    fed = weight = worst = 0.0
-    if step.carry is not None:
-        feed = xp.clip(ratio(xp, step.raw * xp.sign(step.carry), step.radius), -1.0, 1.0)
-        owed = xp.abs(step.carry)
-        fed, weight = xp.sum(feed * owed), xp.sum(owed)
-        worst = xp.max(ratio(xp, xp.abs(step.kept), step.radius))
+    grad_sq, total_sq, update_sq, clipped, *rest = xp.sums(_coordinates(xp, step), largest=owes)
+    carry_sq, fed, weight, worst = rest if owes else (0.0, 0.0, 0.0, 0.0)
     return Diagnosis(grad_sq, total_sq, update_sq, carry_sq, radius_sq, clipped, size, fed, weight, worst)
+
+
+def _coordinates(xp: Any, step: Step) -> Iterator[Any]:
+    """What is added up of a coordinate-wise step; the last entry, there only with a carry, is for its maximum."""
+    yield from (x * x for x in (step.raw, step.total, step.update))
+    yield xp.astype(step.aim != step.total, step.raw.dtype)
+    if step.carry is not None:
+        owed = xp.abs(step.carry)
+        yield step.kept * step.kept
+        yield xp.clip(ratio(xp, step.raw * xp.sign(step.carry), step.radius), -1.0, 1.0) * owed
+        yield owed
+        yield ratio(xp, xp.abs(step.kept), step.radius)
 
 
 def of_scopes(xp: Any, sums: Diagnosis, radius: Any, clipped: Any) -> Diagnosis:

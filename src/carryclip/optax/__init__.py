@@ -3,7 +3,7 @@
 >>> import jax.numpy as jnp, optax
 >>> from carryclip import Norm
 >>> from carryclip.optax import metrics, uclip
->>> tx = optax.chain(uclip(Norm(1.0)), optax.adamw(3e-4))
+>>> tx = optax.chain(uclip(Norm(1.0), metrics_every=10), optax.adamw(3e-4))
 >>> params = {"w": jnp.zeros(3), "b": jnp.zeros(())}
 >>> state = tx.init(params)
 >>> updates, state = tx.update({"w": jnp.full(3, 5.0), "b": jnp.ones(())}, state, params)

@@ -1,12 +1,13 @@
 """One step over all leaves, as a pure function: gradient -> measure -> decide -> apply -> update and state."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from carryclip.algorithm import Buffers, Feed, Rule, Sums, Verdict, apply, decide, measure
+from carryclip.algorithm import Buffers, Feed, Outcome, Rule, Sums, Verdict, apply, decide, measure
 from carryclip.diagnosis import Diagnosis, last_step, of_scopes
 from carryclip.optax._layout import Leaf
 from carryclip.optax._namespace import xp
@@ -31,8 +32,8 @@ class Result(NamedTuple):
     skip: Any
     dropped: Any
     """Norm of what the policies dropped."""
-    figures: Any
-    """Function that measures the step: a vector of the metrics."""
+    figures: Callable[[], jax.Array]
+    """Measures the step: a vector of the metrics."""
 
 
 class Scopes(NamedTuple):
@@ -44,7 +45,7 @@ class Scopes(NamedTuple):
 
 
 def run(jobs: list[Job], rules: list[Rule], gates: list[Feed | None], axis_name: Any, *, tally: bool) -> Result:
-    """Clip the gradients of all jobs; nothing is decided on the host."""
+    """Clip the gradients of all jobs; nothing is decided on the host. ``tally`` adds up what policies drop."""
     sums = [measure(xp, job.rule, job.gradient, job.buffers.carry, job.dtype) for job in jobs]
     members = [[(job, s) for job, s in zip(jobs, sums, strict=True) if job.leaf.rule == k] for k in range(len(rules))]
     totals = {k: _totals(part) for k, part in enumerate(members) if part and rules[k].region.joint}
@@ -55,20 +56,17 @@ def run(jobs: list[Job], rules: list[Rule], gates: list[Feed | None], axis_name:
         verdict, gates[k] = _decide(rules[k], total, place, radius, gates[k], skip, members[k])
         scopes[k] = Scopes(place, verdict, radius)
 
-    def applied(job: Job, inspect: bool) -> Any:
-        scope = scopes.get(job.leaf.rule)
-        verdict = None if scope is None else _own(scope, job)
-        return apply(
-            xp, job.rule, job.gradient, job.buffers, job.sizes, verdict, skip, job.dtype, tally=tally, inspect=inspect
-        )
+    def applied(job: Job, **wanted: bool) -> Outcome:
+        verdict = _own(scopes[job.leaf.rule], job) if job.leaf.rule in scopes else None
+        return apply(xp, job.rule, job.gradient, job.buffers, job.sizes, verdict, skip, job.dtype, **wanted)
 
     def figures() -> jax.Array:
         return _figures([(job, applied(job, inspect=True).diagnosis) for job in jobs], rules, scopes)
 
-    outcomes = [applied(job, inspect=False) for job in jobs]
+    outcomes = [applied(job, tally=tally) for job in jobs]
     dropped = [o.dropped_sq for o in outcomes if o.dropped_sq is not None]
-    dropped += [xp.sum(s.verdict.dropped**2) for s in scopes.values() if s.verdict.dropped is not None]
-    amount = xp.sqrt(sum(dropped)) if dropped and tally else None
+    dropped += [xp.sum(s.verdict.dropped**2) for s in scopes.values() if tally and s.verdict.dropped is not None]
+    amount = xp.sqrt(jnp.sum(jnp.stack(dropped))) if dropped else None
     return Result([(o.update, o.buffers) for o in outcomes], gates, skip, amount, figures)
 
 

@@ -1,5 +1,6 @@
 """JAX under the names the algorithm uses."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -16,7 +17,6 @@ class JaxNamespace:
     sign = staticmethod(jnp.sign)
     expm1 = staticmethod(jnp.expm1)
     sum = staticmethod(jnp.sum)
-    max = staticmethod(jnp.max)
     isfinite = staticmethod(jnp.isfinite)
     finfo = staticmethod(jnp.finfo)
 
@@ -30,6 +30,21 @@ class JaxNamespace:
     def allfinite(values: jax.Array) -> jax.Array:
         """Whether every entry is finite."""
         return jnp.all(jnp.isfinite(values))
+
+    @staticmethod
+    def sums(arrays: Iterable[jax.Array], *, largest: bool) -> list[jax.Array]:
+        """The sum of each array, or of the last its maximum if ``largest``, in one pass and without temporaries.
+
+        Columns first, then their sums: one long chain of float32 additions would lose digits.
+        """
+        listed = list(arrays)
+        first = [jnp.max if largest and k == len(listed) - 1 else jnp.sum for k in range(len(listed))]
+        if listed[0].ndim > 1:
+            start = [jnp.asarray(-jnp.inf if f is jnp.max else 0, a.dtype) for f, a in zip(first, listed, strict=True)]
+            combine = [jnp.maximum if f is jnp.max else jnp.add for f in first]
+            merge = lambda a, b: tuple(f(x, y) for f, x, y in zip(combine, a, b, strict=True))  # noqa: E731
+            listed = lax.reduce(tuple(listed), tuple(start), merge, tuple(range(listed[0].ndim - 1)))
+        return [f(array) for f, array in zip(first, listed, strict=True)]
 
     @staticmethod
     def astype(values: jax.Array, dtype: Any) -> jax.Array:

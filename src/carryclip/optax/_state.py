@@ -58,22 +58,32 @@ class UClipState(NamedTuple):
 def metrics(state: Tree) -> dict[str, jax.Array]:
     """The metrics of the last measured step and the running ones, by name, from any optimizer state with a ``uclip``.
 
-    Pure: it works inside ``jit`` and waits for nothing. Numbers that were not measured are NaN.
+    Pure: it works inside ``jit`` and waits for nothing. ``carry_norm`` and ``skipped_steps`` can always be told; the
+    others need ``metrics_every=10`` (or another interval) in ``uclip`` and are NaN without it.
 
     >>> from carryclip import Norm
     >>> from carryclip.optax import metrics, uclip
-    >>> tx = optax.chain(uclip(Norm(1.0)), optax.sgd(0.1))
+    >>> tx = optax.chain(uclip(Norm(1.0), metrics_every=10), optax.sgd(0.1))
     >>> params = {"w": jnp.zeros(2)}
     >>> updates, state = tx.update({"w": jnp.array([3.0, 4.0])}, tx.init(params))
-    >>> round(float(metrics(state)["carry_norm"]), 3)
-    4.0
+    >>> round(float(metrics(state)["grad_norm"]), 3)
+    5.0
     """
     own = _the_one(state)
-    watch = own.watch
-    missing = jnp.full(jnp.shape(own.step), jnp.nan)
-    figures = [missing] * len(LAST_STEP) if watch is None else [watch.last[..., k] for k in range(len(LAST_STEP))]
-    skipped = jnp.zeros_like(own.step) if own.skipped is None else own.skipped
-    return dict(zip(LAST_STEP + RUNNING, [*figures, skipped, missing if watch is None else own.dropped], strict=True))
+    figures = dict.fromkeys(LAST_STEP + RUNNING, jnp.full(jnp.shape(own.step), jnp.nan))
+    if own.watch is None:
+        figures["carry_norm"] = _norm(own.carry, jnp.ndim(own.step))
+    else:
+        figures |= {name: own.watch.last[..., k] for k, name in enumerate(LAST_STEP)}
+        figures["dropped_norm"] = own.dropped
+    figures["skipped_steps"] = jnp.zeros_like(own.step) if own.skipped is None else own.skipped
+    return figures
+
+
+def _norm(tree: Tree, leading: int) -> jax.Array:
+    """The norm of all leaves together, one for each entry of the ``leading`` axes that devices or ``vmap`` added."""
+    squares = [jnp.sum(jnp.abs(x) ** 2, axis=tuple(range(leading, x.ndim))) for x in jax.tree.leaves(tree)]
+    return jnp.sqrt(sum(squares)) if squares else jnp.zeros(())
 
 
 def check(state: Tree) -> None:

@@ -1,5 +1,6 @@
 """PyTorch under the names the algorithm uses."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,7 +16,6 @@ class TorchNamespace:
     sqrt = staticmethod(torch.sqrt)
     expm1 = staticmethod(torch.expm1)
     sum = staticmethod(torch.sum)
-    max = staticmethod(torch.amax)
     isfinite = staticmethod(torch.isfinite)
     finfo = staticmethod(torch.finfo)
 
@@ -24,6 +24,17 @@ class TorchNamespace:
         """Whether every entry is finite: smallest and largest tell (NaN is both), in one pass without temporaries."""
         low, high = torch.aminmax(values)
         return torch.isfinite(low) & torch.isfinite(high)
+
+    @staticmethod
+    def sums(arrays: Iterable[torch.Tensor], *, largest: bool) -> list[torch.Tensor]:
+        """The sum of each array, or of the last its maximum if ``largest``; each is made, reduced and let go."""
+        found: list[torch.Tensor] = []
+        waiting: torch.Tensor | None = None
+        for array in arrays:
+            found += [] if waiting is None else [torch.sum(waiting)]
+            waiting = array
+        assert waiting is not None
+        return [*found, torch.amax(waiting) if largest else torch.sum(waiting)]
 
     @staticmethod
     def astype(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -31,7 +31,9 @@ def run_reference(region: Any, policy: Any, gradients: list, dtype: str, nonfini
     for arrays in gradients:
         sent = clipper.step([None if a is None else np.asarray(a).astype(kind) for a in arrays])
         updates.append([None if u is None else u.astype(float) for u in sent])
-        carries.append([np.zeros(s) if c is None else c.astype(float) for c, s in zip(clipper.carry, sizes, strict=True)])
+        carries.append(
+            [np.zeros(s) if c is None else c.astype(float) for c, s in zip(clipper.carry, sizes, strict=True)]
+        )
     return Trace(updates, carries, clipper.dropped_norm, clipper.skipped_steps)
 
 
@@ -39,7 +41,7 @@ def run_torch(region: Any, policy: Any, gradients: list, dtype: str, nonfinite: 
     params = [torch.nn.Parameter(torch.zeros(shape, dtype=getattr(torch, dtype))) for shape in shapes(gradients)]
     groups = [{"params": [p for p, g in zip(params, GROUPS, strict=False) if g == k]} for k in sorted(set(GROUPS))]
     optimizer = torch.optim.SGD([group for group in groups if group["params"]], lr=0.01)
-    clipper = UClip(optimizer, region, carry=policy, nonfinite=nonfinite, metrics_every=1)
+    clipper = UClip(optimizer, region, carry=policy, nonfinite=nonfinite, metrics_every=10**6)  # drops are counted
     updates, carries = [], []
     for arrays in gradients:
         for p, a in zip(params, arrays, strict=True):

@@ -12,7 +12,19 @@
 1.0
 """
 
+from carryclip.optax._parallel import DataParallel, TrainState, aggregate_then_clip, clip_then_aggregate
 from carryclip.optax._state import UClipState, Watch, check, graft, metrics
 from carryclip.optax._transform import uclip
 
-__all__ = ["UClipState", "Watch", "check", "graft", "metrics", "uclip"]
+__all__ = [
+    "DataParallel",
+    "TrainState",
+    "UClipState",
+    "Watch",
+    "aggregate_then_clip",
+    "check",
+    "clip_then_aggregate",
+    "graft",
+    "metrics",
+    "uclip",
+]

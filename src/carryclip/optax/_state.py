@@ -141,7 +141,7 @@ def _refuse_inner_guard(state: Tree, found: list[tuple[str, UClipState]]) -> Non
     )
     if beside:
         raise ValueError(
-            f"The uclip at {exposed[0]} has nonfinite=\"propagate\" and stands in front of optax.apply_if_finite: a "
+            f'The uclip at {exposed[0]} has nonfinite="propagate" and stands in front of optax.apply_if_finite: a '
             "NaN is kept from the optimizer but stays in the carry for ever. Put the guard outside, "
             'optax.apply_if_finite(optax.chain(uclip(...), ...), n), or use nonfinite="skip".'
         )
@@ -188,7 +188,9 @@ def graft(fresh: Tree, old: Tree) -> Tree:
             "uclip both must come from the same optimizer and parameters."
         )
     own = iter([_merged(a, b) for a, b in zip(mine, theirs, strict=True)] if theirs else mine)
-    return structure.unflatten([next(own) if is_own(node) else _matched(path, node, *next(rest)) for path, node in places])
+    return structure.unflatten(
+        [next(own) if is_own(node) else _matched(path, node, *next(rest)) for path, node in places]
+    )
 
 
 def _matched(path: Any, leaf: Any, old_path: Any, old: Any) -> Any:
@@ -212,11 +214,7 @@ def _merged(fresh: UClipState, old: UClipState) -> UClipState:
     averages = ("mean", "second", "feed", "count")
     keep = all(same[name] for name in averages)
     return fresh._replace(
-        **{
-            name: getattr(old, name)
-            for name in UClipState._fields
-            if same[name] and (keep or name not in averages)
-        }
+        **{name: getattr(old, name) for name in UClipState._fields if same[name] and (keep or name not in averages)}
     )
 
 

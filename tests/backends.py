@@ -31,9 +31,8 @@ def run_reference(region: Any, policy: Any, gradients: list, dtype: str, nonfini
     for arrays in gradients:
         sent = clipper.step([None if a is None else np.asarray(a).astype(kind) for a in arrays])
         updates.append([None if u is None else u.astype(float) for u in sent])
-        carries.append(
-            [np.zeros(s) if c is None else c.astype(float) for c, s in zip(clipper.carry, sizes, strict=True)]
-        )
+        held = zip(clipper.carry, sizes, strict=True)
+        carries.append([np.zeros(shape) if c is None else c.astype(float) for c, shape in held])
     return Trace(updates, carries, clipper.dropped_norm, clipper.skipped_steps)
 
 

@@ -18,11 +18,11 @@ WEIGHTS = [RNG.standard_normal((5, 16)) / 2, np.zeros(16), RNG.standard_normal((
 STEPS = 200
 
 RULES = {
-    "component": (Component(0.02), True),
-    "norm": (Norm(0.1), True),
-    "norm gated": (Norm(0.1), Gated()),
+    "component": (Component(0.1), True),
+    "norm": (Norm(1.5), True),
+    "norm gated": (Norm(0.3), Gated()),
     "adaptive": (Adaptive(mean=1, std=0.5, moments=EWMA()), Gated()),
-    "sign": (Sign(0.01), True),
+    "sign": (Sign(0.1), True),
 }
 
 
@@ -69,7 +69,7 @@ def jax_curve(region, carry, optimizer):
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_torch_and_jax_draw_the_same_curve(optimizer, rule):
     pair = {
-        "sgd": (lambda w: torch.optim.SGD(w, lr=0.02, momentum=0.9), optax.sgd(0.02, momentum=0.9)),
+        "sgd": (lambda w: torch.optim.SGD(w, lr=0.01, momentum=0.9), optax.sgd(0.01, momentum=0.9)),
         "adam": (lambda w: torch.optim.Adam(w, lr=0.01), optax.adam(0.01)),
     }[optimizer]
     one, other = torch_curve(*RULES[rule], pair[0]), jax_curve(*RULES[rule], pair[1])

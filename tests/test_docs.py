@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import carryclip
+import carryclip.optax
 import carryclip.torch
 from carryclip import CarryClipWarning, Component, Norm
 from carryclip.torch import UClip
@@ -70,7 +71,8 @@ def test_snippets_run(page, monkeypatch):
             exec(compile(block, str(page), "exec"), names)
 
 
-EXAMPLES = [path for path in sorted((ROOT / "examples").glob("*.py")) if path.name == "one_line.py"]  # the others below
+# The other examples have a test of their own below.
+EXAMPLES = [path for path in sorted((ROOT / "examples").glob("*.py")) if path.name in ("one_line.py", "jax_digits.py")]
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
@@ -96,7 +98,7 @@ def test_the_readme_shows_what_the_dangers_example_prints():
     assert [[float(x) for x in row] for row in shown] == [[float(x) for x in row] for row in printed]
 
 
-@pytest.mark.parametrize("module", [carryclip, carryclip.torch], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [carryclip, carryclip.torch, carryclip.optax], ids=lambda module: module.__name__)
 def test_every_public_name_is_documented(module):
     api = "".join(path.read_text() for path in (ROOT / "docs" / "api").glob("*.md"))
     for name in module.__all__:

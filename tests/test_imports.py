@@ -33,6 +33,11 @@ def test_the_reference_needs_numpy_only():
     assert not loaded_after("import carryclip.reference") & {"torch", "jax", "optax", "scipy", "matplotlib"}
 
 
+def test_one_front_end_does_not_load_the_other():
+    assert "torch" not in loaded_after("import carryclip.optax")
+    assert not loaded_after("import carryclip.torch") & {"jax", "optax"}
+
+
 def test_the_command_line_starts_without_frameworks():
     code = "from carryclip.cli import app; app(['--help'], result_action='return_value')"
     assert not loaded_after(f"{code}") & {"torch", "jax", "numpy", "matplotlib", "sklearn"}

@@ -149,7 +149,7 @@ def test_sharded_parameters_give_the_same_updates(mesh, region, carry):
 
 
 def test_bad_batches_and_axes_are_named(mesh):
-    with pytest.raises(ValueError, match="no axis 'model'.*'data'"):
+    with pytest.raises(ValueError, match=r"no axis 'model'.*'data'"):
         aggregate_then_clip(loss, optax.sgd(0.1), mesh, Norm(1.0), axis="model")
     for build in (aggregate_then_clip, clip_then_aggregate):
         run = build(loss, optax.sgd(0.1), mesh, Norm(1.0))

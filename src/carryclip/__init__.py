@@ -3,7 +3,7 @@
     u_t         = clip(g_t + carry_t, radius_t)      the optimizer receives u_t
     carry_{t+1} = g_t + carry_t - u_t                what was cut waits for the next step
 
-This package imports no framework. The front ends are ``carryclip.torch`` and, for checking them,
+This package imports no framework. The front ends are ``carryclip.torch``, ``carryclip.optax`` and, for checking them,
 ``carryclip.reference`` (NumPy).
 """
 

@@ -6,7 +6,8 @@
 
 A scope is a set of arrays clipped as one vector: all parameters of a ``Norm``, or one group, or one tensor. ``xp``
 provides ``where clip abs sign sqrt expm1 sum isfinite finfo`` with NumPy's meanings, ``astype(array, dtype)``,
-``allfinite(array)`` and, for metrics, ``sums(arrays, largest=...)``. Scalars stay arrays, so nothing here waits for a device.
+``allfinite(array)`` and, for metrics, ``sums(arrays, largest=...)``. Scalars stay arrays, so nothing here waits for a
+device.
 """
 
 import math

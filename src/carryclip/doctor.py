@@ -10,6 +10,8 @@ from carryclip import __version__
 PACKAGES = {
     "numpy": "carryclip.reference",
     "torch": "carryclip.torch",
+    "jax": "carryclip.optax",
+    "optax": "carryclip.optax",
     "cyclopts": "command line",
     "rich": "command line",
     "matplotlib": "figures",
@@ -25,7 +27,8 @@ def main() -> int:
     for package, use in PACKAGES.items():
         print(f"  {package:13} {_version(package) or 'not installed':16} {use}")
     print("\nchecks")
-    results = [_report(name, check) for name, check in (("reference", _check_reference), ("torch", _check_torch))]
+    checks = {"reference": _check_reference, "torch": _check_torch, "optax": _check_optax}
+    results = [_report(name, check) for name, check in checks.items()]
     print("\nAll that is installed works." if all(results) else "\nSomething is broken: see above.")
     return 0 if all(results) else 1
 
@@ -78,3 +81,19 @@ def _check_torch() -> str:
         if carry != 2.0:
             raise AssertionError(f"on {device} the carry of a gradient of 3 should be 2 but is {carry}")
     return f"works on {', '.join(devices)}; {torch.get_num_threads()} threads"
+
+
+def _check_optax() -> str:
+    import jax
+    import jax.numpy as jnp
+
+    from carryclip import Component
+    from carryclip.optax import uclip
+
+    tx = uclip(Component(1.0))
+    gradient = jnp.full(1, 3.0)
+    _, state = jax.jit(tx.update)(gradient, tx.init(gradient))
+    carry = float(state.carry[0])
+    if carry != 2.0:
+        raise AssertionError(f"the carry of a gradient of 3 should be 2 but is {carry}")
+    return f"works on {jax.device_count()} {jax.devices()[0].platform} device(s)"

@@ -120,7 +120,7 @@ def _own(scope: Scopes, job: Job) -> Verdict:
     return Verdict(scale=scope.verdict.scale[k].astype(job.dtype), keep=keep)
 
 
-def _figures(measured: list[tuple[Job, Diagnosis]], rules: list[Rule], scopes: dict[int, Scopes]) -> jax.Array:
+def _figures(measured: list[tuple[Job, Any]], rules: list[Rule], scopes: dict[int, Scopes]) -> jax.Array:
     """The metrics of a step as one small vector."""
     dtype = _widest([job for job, _ in measured])
     parts = []

@@ -28,7 +28,7 @@ def zeros(book: Rulebook, name: str, layout: Layout, leaves: list[Any], structur
     """A buffer of zeros for each clipped leaf whose rule keeps one, placed and sharded as the leaf."""
     if name not in book.buffers:
         return None
-    filled = [leaf if leaf is None else MaskedNode() for leaf in leaves]
+    filled: list[Any] = [leaf if leaf is None else MaskedNode() for leaf in leaves]
     for leaf in layout.leaves:
         if name in book.rules[leaf.rule].buffers:
             filled[leaf.place] = jnp.zeros_like(leaves[leaf.place], dtype=wide(leaves[leaf.place]))
@@ -95,10 +95,13 @@ def _check_tree(names: list[str], gradients: list[Any], known_names: list[str], 
             raise ValueError(
                 f"{name} has a gradient, but was None when the state was made. Make it anew with tx.init(params)."
             )
-        if not is_hole(gradient) and not is_hole(buffer) and jnp.shape(gradient) != jnp.shape(buffer):
+        if is_hole(gradient) or is_hole(buffer):
+            continue
+        given, wanted = jnp.shape(gradient), buffer.shape  # type: ignore[union-attr]
+        if given != wanted:
             raise ValueError(
-                f"The gradient of {name} has shape {jnp.shape(gradient)}, but the state was made for "
-                f"{jnp.shape(buffer)}. Make it anew with tx.init(params)."
+                f"The gradient of {name} has shape {given}, but the state was made for {wanted}. Make it anew with "
+                "tx.init(params)."
             )
 
 

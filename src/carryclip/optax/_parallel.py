@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P  # noqa: N817
+from jax.sharding import PartitionSpec as P
 
 from carryclip.algorithm import NonFinite
 from carryclip.carry import CarryPolicy

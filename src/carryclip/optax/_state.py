@@ -1,6 +1,5 @@
 """What the transformation keeps between steps, an ordinary pytree, and what can be read from it."""
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -70,7 +69,8 @@ def metrics(state: Tree) -> dict[str, jax.Array]:
     5.0
     """
     own = _the_one(state)
-    figures = dict.fromkeys(LAST_STEP + RUNNING, jnp.full(jnp.shape(own.step), jnp.nan))
+    missing = jnp.full(jnp.shape(own.step), jnp.nan)
+    figures: dict[str, Any] = dict.fromkeys([*LAST_STEP, *RUNNING], missing)
     if own.watch is None:
         figures["carry_norm"] = _norm(own.carry, jnp.ndim(own.step))
     else:
@@ -132,31 +132,20 @@ def _the_one(state: Tree) -> UClipState:
 
 def _refuse_inner_guard(state: Tree, found: list[tuple[str, UClipState]]) -> None:
     """A guard against NaN behind a ``uclip`` that lets NaN through protects the optimizer, but not the carry."""
-    exposed = [name for name, own in found if own.skipped is None]
-    if not exposed:
-        return
-    guarded = {name for guard in _guards(state) for name, _ in _inside(guard)}
-    beside = any(True for _ in _guards(state)) and not guarded.issuperset(
-        id(own) for _, own in found if own.skipped is None
-    )
-    if beside:
-        raise ValueError(
-            f'The uclip at {exposed[0]} has nonfinite="propagate" and stands in front of optax.apply_if_finite: a '
-            "NaN is kept from the optimizer but stays in the carry for ever. Put the guard outside, "
-            'optax.apply_if_finite(optax.chain(uclip(...), ...), n), or use nonfinite="skip".'
-        )
+    guards = _nodes(state, optax.ApplyIfFiniteState)
+    covered = {id(own) for guard in guards for own in _nodes(guard, UClipState)}
+    for name, own in found:
+        if guards and own.skipped is None and id(own) not in covered:
+            raise ValueError(
+                f'The uclip at {name} has nonfinite="propagate" and stands in front of optax.apply_if_finite: a NaN is '
+                "kept from the optimizer but stays in the carry for ever. Put the guard outside, "
+                'optax.apply_if_finite(optax.chain(uclip(...), ...), n), or use nonfinite="skip".'
+            )
 
 
-def _guards(state: Tree) -> Iterator[Any]:
-    for node in jax.tree.leaves(state, is_leaf=lambda n: isinstance(n, optax.ApplyIfFiniteState)):
-        if isinstance(node, optax.ApplyIfFiniteState):
-            yield node
-
-
-def _inside(guard: Any) -> Iterator[tuple[int, UClipState]]:
-    for node in jax.tree.leaves(guard, is_leaf=lambda n: isinstance(n, UClipState)):
-        if isinstance(node, UClipState):
-            yield id(node), node
+def _nodes(tree: Tree, kind: type) -> list[Any]:
+    nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, kind))
+    return [node for node in nodes if isinstance(node, kind)]
 
 
 def graft(fresh: Tree, old: Tree) -> Tree:

@@ -1,7 +1,7 @@
 """``uclip`` as a gradient transformation: trees in, trees out; the step itself is ``_engine.run``."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -98,7 +98,7 @@ def uclip(
             gradients[job.leaf.place] = join(sent, gradients[job.leaf.place])
         return structure.unflatten(gradients), _moved(state, jobs, result, metrics_every)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformation(cast(Any, init), cast(Any, update))
 
 
 def _check_interval(metrics_every: Any) -> None:

@@ -17,15 +17,17 @@ from carryclip import Component, Norm
 from carryclip.optax import uclip
 
 
-def by_hand(clip):
-    """The two lines of the paper, and a bad gradient changes nothing."""
+def by_hand(clip, *, guard=True):
+    """The two lines of the paper; with ``guard`` a bad gradient changes nothing."""
 
     def update(gradients, carry, params=None):
         total = jax.tree.map(jnp.add, gradients, carry)
         sent, bad = clip(total, gradients)
         rest = jax.tree.map(jnp.subtract, total, sent)
-        sent = jax.tree.map(lambda u: jnp.where(bad, 0.0, u), sent)
-        return sent, jax.tree.map(lambda old, new: jnp.where(bad, old, new), carry, rest)
+        if guard:
+            sent = jax.tree.map(lambda u: jnp.where(bad, 0.0, u), sent)
+            rest = jax.tree.map(lambda old, new: jnp.where(bad, old, new), carry, rest)
+        return sent, rest
 
     return optax.GradientTransformation(lambda params: jax.tree.map(jnp.zeros_like, params), update)
 

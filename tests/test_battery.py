@@ -5,9 +5,7 @@ import pytest
 import torch
 
 from backends import BACKENDS, run_reference
-from cases import POLICIES, REGIONS, SHAPES, heavy_tailed, tolerance
-
-STEPS = {"float64": 500, "float32": 100, "float16": 100, "bfloat16": 100}
+from cases import COLUMNS, POLICIES, REGIONS, SHAPES, STEPS, heavy_tailed, tolerance
 
 
 def rounded(gradients, dtype):
@@ -19,8 +17,7 @@ def rounded(gradients, dtype):
 
 
 @pytest.mark.filterwarnings("ignore:U-Clip on")  # tails this heavy bring spikes, and the warning says so
-@pytest.mark.parametrize("dtype", STEPS)
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("policy", "dtype"), COLUMNS)
 @pytest.mark.parametrize("region", REGIONS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_backends_equal_the_reference(backend, region, policy, dtype):

@@ -179,6 +179,19 @@ def test_ten_skips_in_a_row_and_wind_up_warn():
         check(run(uclip(Norm(100.0), metrics_every=1), 20)[1])
 
 
+def test_one_replica_does_not_hide_the_wind_up_of_another():
+    tx = uclip(Norm(1.0), metrics_every=1)
+    state = jax.vmap(tx.init)(jnp.ones((3, 2)))
+    g = jnp.full((3, 2), 5.0).at[0, 0].set(NAN)
+    for _ in range(20):
+        _, state = jax.vmap(tx.update)(g, state)
+    with pytest.warns(CarryClipWarning) as seen:
+        check(state)
+    assert ["skipped" in str(w.message) for w in seen] == [True, False]
+    assert "winding up" in str(seen[1].message)
+    assert metrics(jax.vmap(uclip(Norm(1.0), False).init)(jnp.ones((3, 2))))["carry_norm"].shape == (3,)
+
+
 # ---------------------------------------------------------------- composition
 
 
@@ -262,7 +275,9 @@ def test_inject_hyperparams_can_set_the_radius():
 def test_inject_hyperparams_of_uclip_itself():
     for options in ({}, {"metrics_every": 2}):
         tx = optax.inject_hyperparams(uclip)(Component(0.5), Gated(), **options)
-        same(run(tx)[0], run(uclip(Component(0.5), Gated()))[0], rtol=1e-6, atol=1e-6)
+        seen, state = run(tx)
+        same(seen, run(uclip(Component(0.5), Gated()))[0], rtol=1e-6, atol=1e-6)
+        assert np.isnan(metrics(state)["grad_norm"]) == (not options)
 
 
 def test_apply_if_finite_around_the_chain():
@@ -278,8 +293,13 @@ def test_a_guard_behind_a_clip_that_lets_nan_through_is_refused():
     for look in (metrics, check):
         with pytest.raises(ValueError, match=r"Put the guard outside"):
             look(tx.init(params()))
-    harmless = optax.chain(uclip(Norm(1.0)), optax.apply_if_finite(optax.sgd(1.0), 5))
-    metrics(harmless.init(params()))
+    through = uclip(Norm(1.0), nonfinite="propagate")
+    for harmless in (
+        optax.chain(uclip(Norm(1.0)), optax.apply_if_finite(optax.sgd(1.0), 5)),
+        optax.chain(optax.apply_if_finite(optax.identity(), 5), through),
+        optax.partition({"x": through, "y": optax.apply_if_finite(optax.adam(0.1), 5)}, {"w": "x", "b": "y"}),
+    ):
+        metrics(harmless.init(params()))
 
 
 def test_tree_map_params_sees_the_carry_and_nothing_else():
@@ -289,7 +309,7 @@ def test_tree_map_params_sees_the_carry_and_nothing_else():
     mapped = optax.tree_map_params(tx, lambda _, spec: spec, state, specs, transform_non_params=lambda _: "scalar")
     own = mapped[0]
     assert own.carry == own.mean == own.second == own.feed == specs
-    assert own.count == own.step == own.watch.last == "scalar"
+    assert own.samples == own.step == own.watch.last == "scalar"
     labelled = uclip({"x": Norm(1.0), "y": Norm(2.0)}, Gated(), groups={"w": "x", "b": "y"})
     mapped = optax.tree_map_params(labelled, lambda _, spec: spec, labelled.init(params()), specs)
     assert mapped.carry == specs
@@ -349,6 +369,21 @@ def test_the_update_can_be_differentiated(region, size):
         slope = jax.grad(sent)(size)
         numeric = (sent(size + 1e-6) - sent(size - 1e-6)) / 2e-6
         assert float(slope) == pytest.approx(float(numeric), rel=1e-4, abs=1e-6)
+
+
+def test_metrics_do_not_stand_in_the_way_of_derivatives():
+    for every in (1, 10):
+        tx = uclip(Norm(1.0), metrics_every=every)
+        slope = jax.grad(lambda g, tx=tx: tx.update(g, tx.init(g))[0].sum())(jnp.full((2, 2), 0.1))
+        np.testing.assert_array_equal(slope, np.ones((2, 2)))
+
+
+@pytest.mark.parametrize("region", [Norm(1.0), Component(0.5)], ids=repr)
+@pytest.mark.parametrize("bad", [INF, NAN])
+def test_the_derivative_of_a_skipped_step_is_zero(region, bad):
+    tx = uclip(region)
+    slope = jax.grad(lambda g: tx.update(g, tx.init(g))[0].sum())(jnp.array([1.0, bad]))
+    np.testing.assert_array_equal(slope, np.zeros(2))
 
 
 def test_at_a_gradient_of_zero_the_derivative_is_that_of_the_identity():
@@ -412,7 +447,71 @@ def test_a_missing_gradient_holds_the_carry_and_stays_out_of_the_norm():
     state = counted.init(params())
     for g in ({"w": jnp.ones((2, 3)), "b": None}, gradients(0)):
         _, state = counted.update(g, state)
-    assert state.count.tolist() == [1, 2]
+    assert state.samples.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "labels", [[0, 1, 0], lambda tree: jax.tree.map(lambda x: int(x.ndim == 2), tree)], ids=["tree", "function"]
+)
+def test_gates_stay_with_their_vectors_when_a_gradient_is_missing(labels):
+    region, policy = Norm(1.0, over="group"), Gated(decay=0.5, threshold=0.9)
+    tx, judge = uclip(region, policy, groups=labels), Reference(region, policy, groups=[0, 1, 0])
+    one = [np.ones(2, np.float32), np.ones((1, 2), np.float32), np.ones(2, np.float32)]
+    state = tx.init([jnp.zeros_like(x) for x in one])
+    for step in range(8):
+        sign = 3 if step % 2 else -3
+        row = [5 * one[0] if step != 4 else None, sign * one[1] if step != 6 else None, 5 * one[2]]
+        sent, state = jax.jit(tx.update)([None if g is None else jnp.asarray(g) for g in row], state)
+        for u, v in zip(sent, judge.step(row), strict=True):
+            assert (u is None) == (v is None)
+        for c, d in zip(state.carry, judge.carry, strict=True):
+            np.testing.assert_allclose(c, d, rtol=1e-5, atol=1e-6)
+
+
+def test_a_mapping_of_regions_with_a_missing_gradient():
+    tx = uclip({"x": Norm(1.0), "y": Component(1.0)}, groups={"w": "x", "b": "y"})
+    _, state = run(tx, 3)
+    updates, after = jax.jit(tx.update)({**gradients(3), "b": None}, state)
+    assert updates["b"] is None
+    same(after.carry["b"], state.carry["b"])
+
+
+def test_traced_radii_do_not_change_which_groups_share_a_norm():
+    build = lambda one, two: uclip({"a": Norm(one), "b": Norm(two)}, Gated(), groups={"w": "a", "b": "b"})  # noqa: E731
+    tx = optax.inject_hyperparams(build)(one=1.0, two=1.0)
+    state = tx.init(params())
+    same(tx.update(gradients(0), state, params())[0], jax.jit(tx.update)(gradients(0), state, params())[0], rtol=1e-6)
+
+
+def test_a_wide_schedule_does_not_widen_the_state():
+    with jax.enable_x64(True):
+        g = jnp.ones(3, jnp.float32)
+        tx = uclip(Adaptive(mean=1, std=lambda step: jnp.asarray(2.0, jnp.float64)), Gated())
+        final, _ = jax.lax.scan(lambda s, _: (tx.update(g, s)[1], 0), tx.init(g), None, length=3)
+        assert final.carry.dtype == final.feed.dtype == jnp.float32
+
+
+def test_counts_do_not_overflow():
+    tx = uclip(Adaptive(mean=1, std=1, moments=EWMA()))
+    state = run(tx, 3)[1]._replace(samples=jnp.full(2, 2**31 - 1, jnp.int32), step=jnp.asarray(2**31 - 1, jnp.int32))
+    for _ in range(2):
+        _, state = tx.update(gradients(0), state)
+    assert state.samples.tolist() == [2**31 - 1] * 2
+    assert int(state.step) == 2**31 - 1
+
+
+def test_float8_leaves():
+    g = jnp.full(3, 5.0, jnp.float8_e4m3fn)
+    tx = uclip(Component(1.0))
+    updates, state = jax.jit(tx.update)(g, tx.init(g))
+    assert updates.dtype == g.dtype
+    assert np.asarray(updates, float).tolist() == [1.0] * 3
+    assert state.carry.tolist() == [4.0] * 3
+
+
+def test_the_state_hides_no_other_count():
+    tx = optax.chain(uclip(Adaptive(mean=1, std=1), Gated()), uclip(Norm(1.0), Gated()), optax.adam(1e-3))
+    assert int(optax.tree.get(tx.init(params()), "count")) == 0
 
 
 def test_complex_leaves_are_pairs_of_numbers():
@@ -534,6 +633,7 @@ def test_equinox():
         (lambda: uclip({"a": None}, groups="a"), "nothing to clip"),
         (lambda: uclip({"a": Norm(1.0)}, groups={"w": "a", "b": "z"}).init(params()), r"\['b'\] has the label 'z'"),
         (lambda: uclip({"a": Norm(1.0)}, groups={"w": "a", "c": "a"}).init(params()), "structure of the parameters"),
+        (lambda: uclip(Component(eqx.nn.Linear(2, 2, key=jax.random.key(0)))), "a tree that can be called"),
         (lambda: uclip(Component([0.1, 0.2, 0.3])).init(params()), r"2 values.*\['b'\], \['w'\]"),
         (lambda: uclip(Component({"['b']": 1.0})).init(params()), r"\['w'\] is missing"),
         (lambda: uclip(Component([0.1, np.ones((3, 2))])).init(params()), r"\['w'\] has shape \(3, 2\)"),
@@ -551,6 +651,7 @@ def test_errors_at_construction(build, message):
         (lambda g: {"w": g["w"]}, r"lack \['b'\]"),
         (lambda g: {**g, "b": jnp.ones(4)}, r"\['b'\] has shape \(4,\).*\(3,\)"),
         (lambda g: {**g, "b": jnp.ones(3, jnp.complex64)}, r"\['b'\] is complex64"),
+        (lambda g: {**g, "b": jnp.ones(3, jnp.int32)}, r"\['b'\] is int32"),
     ],
 )
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
@@ -573,6 +674,36 @@ def test_a_wider_gradient_than_the_state_is_refused():
         state = tx.init(jnp.zeros(2, jnp.float32))
         with pytest.raises(TypeError, match="float64"):
             tx.update(jnp.zeros(2, jnp.float64), state)
+
+
+@pytest.mark.parametrize(
+    ("made", "used"),
+    [
+        (uclip(Norm(1.0)), uclip(Norm(1.0), Gated())),
+        (uclip(Norm(1.0), False), uclip(Norm(1.0))),
+        (uclip(Component(1.0)), uclip(Adaptive(mean=1, std=1))),
+        (uclip(Norm(1.0), nonfinite="propagate"), uclip(Norm(1.0))),
+        (uclip(Norm(1.0), Gated()), uclip(Norm(1.0, over="tensor"), Gated())),
+    ],
+)
+def test_a_state_of_another_rule_points_to_graft(made, used):
+    with pytest.raises(ValueError, match="graft"):
+        used.update(gradients(0), made.init(params()))
+
+
+def test_schedules_that_give_nonsense_are_named():
+    with pytest.raises(TypeError, match="one radius holds for the whole vector"):
+        run(uclip(Norm(lambda step: [1.0, 100.0], over="tensor")))
+    with pytest.raises(ValueError, match=r"\['w'\] is nan"):
+        run(uclip(Component(lambda step: [1.0, NAN])))
+
+
+def test_equinox_modules_as_labels_are_trees_not_functions():
+    model = eqx.nn.Linear(2, 2, key=jax.random.key(0))
+    labels = jax.tree.map(lambda p: "bias" if p.ndim == 1 else "kernel", model)
+    tx = uclip({"bias": None, "kernel": Norm(1.0)}, groups=labels)
+    updates, _ = tx.update(model, tx.init(model))
+    same(updates.bias, model.bias)
 
 
 def test_a_schedule_that_cannot_be_traced_says_so():

@@ -8,7 +8,7 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from carryclip import EWMA, Adaptive, Component, Gated, Norm
+from carryclip import EWMA, Adaptive, Component, Gated, Norm, Welford
 from carryclip.optax import graft, metrics, uclip
 
 TX = optax.chain(uclip(Adaptive(mean=1, std=0.5, moments=EWMA()), Gated(), metrics_every=3), optax.adam(1e-2))
@@ -146,3 +146,24 @@ def test_graft_complains_of_what_does_not_fit():
     named = {"w": params()["w"], "a": params()["b"]}
     with pytest.raises(ValueError, match=r"mu\['b'\]"):
         graft(fresh, optax.adam(1e-2).init(named))
+
+
+def test_moments_of_another_kind_start_anew():
+    one, other = (uclip(Adaptive(mean=0, std=3, moments=m)) for m in (Welford(), EWMA()))
+    _, trained = train(one, params(), one.init(params()), 5)
+    moved = graft(other.init(params()), trained)
+    assert not any(bool(jnp.any(x)) for x in jax.tree.leaves((moved.mean, moved.second, moved.samples)))
+    identical(graft(one.init(params()), trained), trained)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (optax.chain(optax.scale_by_rms(), optax.trace(0.9)), optax.chain(optax.trace(0.9), optax.scale_by_rms())),
+        (optax.adabelief(1e-2), optax.adam(1e-2)),
+        (optax.rmsprop(1e-2), optax.sgd(1e-2, momentum=0.9)),
+    ],
+)
+def test_graft_refuses_the_state_of_another_optimizer(old, new):
+    with pytest.raises(ValueError, match="same optimizer"):
+        graft(optax.chain(uclip(Norm(1.0)), new).init(params()), old.init(params()))

@@ -119,6 +119,27 @@ def test_one_bad_device_makes_all_skip(mesh, build):
     assert np.all(np.asarray(metrics(state.clip)["skipped_steps"]) == 1)
 
 
+def test_optimizers_that_keep_the_parameters(mesh):
+    for build in (aggregate_then_clip, clip_then_aggregate):
+        run = build(loss, optax.contrib.prodigy(), mesh, Norm(0.2))
+        state = run.init(params())
+        for batch in batches(2):
+            state, value = run.step(state, batch)
+        assert np.isfinite(value)
+
+
+def test_a_state_made_inside_shard_map(mesh):
+    tx = uclip(Norm(1.0), axis_name="data", metrics_every=10)
+    local = jax.shard_map(
+        lambda x: tx.update(x, tx.init(x))[0],
+        mesh=mesh,
+        in_specs=PartitionSpec("data"),
+        out_specs=PartitionSpec("data"),
+    )
+    sent = jax.jit(local)(jax.device_put(jnp.full((4, 3), 5.0), NamedSharding(mesh, PartitionSpec("data"))))
+    np.testing.assert_allclose(np.linalg.norm(sent, axis=1), 1.0, rtol=1e-6)
+
+
 def test_the_state_is_sharded_as_the_parameters(mesh):
     sharding = NamedSharding(mesh, PartitionSpec(None, "data"))
     p = {"w": jax.device_put(jnp.ones((3, 8)), sharding)}

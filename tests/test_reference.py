@@ -94,3 +94,10 @@ def test_bfloat16_rounding_against_torch():
         np.float32
     )
     np.testing.assert_array_equal(_to_bfloat16(x), torch.tensor(x).bfloat16().float().numpy())
+
+
+def test_plain_clipping_has_no_memory_of_an_inf():
+    clipper = UClip(Norm(1.0), carry=False, nonfinite="propagate")
+    with np.errstate(invalid="ignore"):
+        clipper.step([np.array([np.inf])])
+    assert clipper.step([np.array([0.5])])[0] == 0.5

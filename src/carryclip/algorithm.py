@@ -11,6 +11,7 @@ device.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -61,7 +62,11 @@ class Rule:
 
 
 def find_rule(rules: list[Rule], rule: Rule) -> int | None:
-    """Where ``rules`` has one that is equal to ``rule``."""
+    """Where ``rules`` has one that is equal to ``rule``.
+
+    Radii given as arrays are equal only if they are the same object: values may be traced, and an answer that depends
+    on them would change under a compiler.
+    """
     return next((n for n, known in enumerate(rules) if known.region is rule.region or _equal(known, rule)), None)
 
 
@@ -74,10 +79,9 @@ def rule_number(rules: list[Rule], rule: Rule) -> int:
 
 
 def _equal(one: Rule, other: Rule) -> bool:
-    try:
-        return bool(one == other)
-    except Exception:  # radii given as arrays, perhaps traced ones, have no single truth value
-        return False
+    sizes = [size for rule in (one, other) for size in vars(rule.region).values()]
+    entries = [entry for size in sizes for entry in (size if isinstance(size, (list, tuple)) else [size])]
+    return not any(hasattr(entry, "shape") or isinstance(entry, Mapping) for entry in entries) and one == other
 
 
 class Buffers(NamedTuple):
@@ -283,7 +287,8 @@ def _radius(xp: Any, rule: Rule, source: Buffers, sizes: tuple[Any, ...], narrow
     radius = rule.region.extent(xp, sizes, mean, std)
     # NaN is an infinite multiple of a deviation of 0: no limit either way.
     radius = xp.where((source.count >= estimator.warmup) & (radius == radius), radius, math.inf)
-    return toward_zero(xp, radius, narrow) if rule.region.centred else radius, mean
+    # A multiple wider than the buffers must not widen them.
+    return xp.astype(toward_zero(xp, radius, narrow) if rule.region.centred else radius, dtype), mean
 
 
 def _carried(xp: Any, rule: Rule, raw: Any, rest: Any, buffers: Buffers, count: Any, radius: Any) -> tuple[Any, Any]:

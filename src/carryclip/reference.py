@@ -118,7 +118,8 @@ class UClip:
         for i in members:
             u = self._rounded(s[i] * s[i].dtype.type(scale), s[i].dtype)  #    u_t = clip(g_t + Delta_t, gamma_t)
             updates[i] = self._as_gradient(u, updates[i])
-            self.carry[i] = (s[i] - u) * s[i].dtype.type(keep)  #              Delta_{t+1} = g_t + Delta_t - u_t
+            rest = np.zeros_like(u) if self.policy is False else (s[i] - u)  # Delta_{t+1} = g_t + Delta_t - u_t
+            self.carry[i] = rest * s[i].dtype.type(keep)
         return (cut * (1.0 - keep)) ** 2
 
     def _step_coordinates(self, region: Any, i: int, clean: list, updates: list, t: int) -> float:

@@ -54,6 +54,8 @@ def run(jobs: list[Job], rules: list[Rule], gates: list[Feed | None], axis_name:
     for k, (place, total) in totals.items():
         radius = members[k][0][0].sizes[0]
         verdict, gates[k] = _decide(rules[k], total, place, radius, gates[k], skip, members[k])
+        if skip is not None:  # a skipped step sends 0 anyway, and 0·NaN would spoil its derivative
+            verdict = verdict._replace(scale=jnp.where(skip, 1.0, verdict.scale))
         scopes[k] = Scopes(place, verdict, radius)
 
     def applied(job: Job, **wanted: bool) -> Outcome:
@@ -70,6 +72,11 @@ def run(jobs: list[Job], rules: list[Rule], gates: list[Feed | None], axis_name:
     return Result([(o.update, o.buffers) for o in outcomes], gates, skip, amount, figures)
 
 
+def guarded(values: jax.Array) -> jax.Array:
+    """The same values, but nothing is differentiated by those that are not finite: 0·inf would be NaN."""
+    return jnp.where(jnp.isfinite(values), values, lax.stop_gradient(values))
+
+
 def _totals(members: list[tuple[Job, Sums]]) -> tuple[dict[int, int], Sums]:
     """(place of each vector that takes part, the sums of each)."""
     place: dict[int, int] = {}
@@ -82,7 +89,7 @@ def _totals(members: list[tuple[Job, Sums]]) -> tuple[dict[int, int], Sums]:
         column = [getattr(sums, name) for _, sums in members]
         return None if column[0] is None else _by_scope(column, where, len(place), dtype)
 
-    return place, Sums(None, total("total_sq"), total("carry_sq"), total("dot"))
+    return place, Sums(None, guarded(total("total_sq")), total("carry_sq"), total("dot"))
 
 
 def _skip(rules: list[Rule], jobs: list[Job], sums: list[Sums], totals: dict[int, Any], axis_name: Any) -> Any:
@@ -101,7 +108,7 @@ def _decide(
     """Scalars per vector, and the gate's memory moved on for those that take part."""
     narrow = [float(jnp.finfo(job.gradient.dtype).eps) / 2 for job, _ in members if job.gradient.dtype != job.dtype]
     present = list(place)
-    whole = gate is None or len(present) == gate.count.shape[0]
+    whole = gate is None or present == list(range(gate.count.shape[0]))
     feed = gate if whole or gate is None else Feed(*(x[jnp.array(present)] for x in gate))
     verdict, moved = decide(xp, rule, total, radius, feed, skip, max(narrow, default=0.0))
     if gate is None or moved is None:

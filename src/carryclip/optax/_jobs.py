@@ -10,7 +10,7 @@ import numpy as np
 from optax import MaskedNode
 
 from carryclip.algorithm import Buffers, Rule
-from carryclip.optax._engine import Job
+from carryclip.optax._engine import Job, guarded
 from carryclip.optax._layout import Layout, Leaf, Rulebook, is_clippable, is_hole, named_leaves, spread
 from carryclip.optax._state import UClipState
 
@@ -21,7 +21,10 @@ TREES = ("carry", "mean", "second", "feed")
 
 def wide(leaf: Any) -> Any:
     """The type of a leaf's buffers: at least float32, complex if the leaf is."""
-    return jnp.promote_types(jnp.result_type(leaf), jnp.float32)
+    dtype = jnp.result_type(leaf)
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return dtype
+    return jnp.dtype(jnp.float64 if dtype == jnp.float64 else jnp.float32)
 
 
 def zeros(book: Rulebook, name: str, layout: Layout, leaves: list[Any], structure: Any) -> Tree:
@@ -58,29 +61,70 @@ def join(values: jax.Array, like: Any) -> jax.Array:
 
 def make_jobs(book: Rulebook, updates: Tree, state: UClipState, params: Tree | None) -> list[Job]:
     """The leaves that have a gradient in this step; complains if they do not fit the state."""
-    names, gradients, _ = named_leaves(updates)
+    names, gradients, structure = named_leaves(updates)
+    _check_rules(book, state)
     trees = {name: named_leaves(getattr(state, name)) for name in TREES if getattr(state, name) is not None}
     for known_names, known, _ in trees.values():
         _check_tree(names, gradients, known_names, known)
-    # Plain clipping keeps no tree; the parameters, if given, then tell a missing gradient from a missing leaf.
-    template = trees["carry"][1] if "carry" in trees else named_leaves(updates if params is None else params)[1]
-    if len(template) != len(gradients):
-        raise ValueError(f"The gradients have {len(gradients)} leaves, but the parameters have {len(template)}.")
-    layout = book.layout(updates, [is_clippable(leaf) for leaf in template])
+    template = _template(book, trees, gradients, params)
+    shown = structure.unflatten([t if is_hole(g) else g for g, t in zip(gradients, template, strict=True)])
+    layout = book.layout(shown, [is_clippable(leaf) for leaf in template])
+    _check_gates(book, layout, state)
     present = [leaf for leaf in layout.leaves if not is_hole(gradients[leaf.place]) and np.size(gradients[leaf.place])]
-    sizes = {number: _sizes(book, layout, number, state.step, updates) for number in {leaf.rule for leaf in present}}
+    sizes = {number: _sizes(book, layout, number, state.step, shown) for number in {leaf.rule for leaf in present}}
     jobs = []
     for leaf in present:
         rule, gradient = book.rules[leaf.rule], jnp.asarray(gradients[leaf.place])
         stored = {name: trees[name][1][leaf.place] for name in TREES if name in rule.buffers}
-        dtype = wide(gradient)
         _check_types(leaf, gradient, stored)
+        dtype = wide(gradient)
         buffers = {name: split(value) for name, value in stored.items()}
         if "count" in rule.buffers:
-            buffers["count"] = state.count[leaf.place]
+            buffers["count"] = not_full(state.samples[leaf.place])
         own = tuple(_fitted(rule, leaf, size[leaf.place], gradient) for size in sizes[leaf.rule])
-        jobs.append(Job(leaf, rule, split(gradient), Buffers(**buffers), own, jnp.finfo(dtype).dtype))
+        jobs.append(Job(leaf, rule, split(guarded(gradient)), Buffers(**buffers), own, jnp.finfo(dtype).dtype))
     return jobs
+
+
+def not_full(count: jax.Array) -> jax.Array:
+    """A count that can be counted up once more without a jump to negative numbers."""
+    return jnp.minimum(count, jnp.iinfo(count.dtype).max - 1)
+
+
+def _template(book: Rulebook, trees: dict[str, Any], gradients: list[Any], params: Tree | None) -> list[Any]:
+    """What tells a gradient that is missing from a leaf that is not there: buffers, or else the parameters."""
+    if "carry" in trees:
+        return trees["carry"][1]
+    if "mean" in trees and all("mean" in rule.buffers for rule in book.rules):
+        return trees["mean"][1]
+    if params is None:
+        return gradients
+    template = named_leaves(params)[1]
+    if len(template) != len(gradients):
+        raise ValueError(f"The gradients have {len(gradients)} leaves, but the parameters have {len(template)}.")
+    return template
+
+
+_ANOTHER = (
+    "The state was made by a uclip with another region or policy ({}). Make it anew with tx.init(params), or take over "
+    "what still fits with carryclip.optax.graft(tx.init(params), state)."
+)
+
+
+def _check_rules(book: Rulebook, state: UClipState) -> None:
+    """Complain about a state that has other buffers than these rules keep."""
+    for name, field in [*((name, name) for name in TREES), ("count", "samples")]:
+        if (name in book.buffers) != (getattr(state, field) is not None):
+            raise ValueError(_ANOTHER.format(f"it has {'no' if name in book.buffers else 'a'} {field}"))
+    if (book.rules[0].nonfinite == "propagate") != (state.skipped is None):
+        raise ValueError(_ANOTHER.format("it differs in nonfinite"))
+
+
+def _check_gates(book: Rulebook, layout: Layout, state: UClipState) -> None:
+    wanted = [size for size, rule in zip(layout.scopes, book.rules, strict=True) if rule.gates_scopes]
+    found = [jnp.shape(count)[-1] for _, count in state.gate]
+    if wanted != found:
+        raise ValueError(_ANOTHER.format(f"it has gates for {found} vectors where {wanted} are clipped"))
 
 
 def _check_tree(names: list[str], gradients: list[Any], known_names: list[str], known: list[Any]) -> None:
@@ -107,8 +151,10 @@ def _check_tree(names: list[str], gradients: list[Any], known_names: list[str], 
 
 def _check_types(leaf: Leaf, gradient: jax.Array, stored: dict[str, Any]) -> None:
     """A gradient must fit into its buffers without loss."""
+    if not is_clippable(gradient):
+        raise TypeError(f"The gradient of {leaf.name} is {gradient.dtype}; it must be a floating-point array.")
     for buffer in stored.values():
-        if jnp.promote_types(gradient.dtype, buffer.dtype) != buffer.dtype or (
+        if jnp.promote_types(wide(gradient), buffer.dtype) != buffer.dtype or (
             jnp.iscomplexobj(gradient) != jnp.iscomplexobj(buffer)
         ):
             raise TypeError(
@@ -141,6 +187,8 @@ def _sizes(book: Rulebook, layout: Layout, number: int, step: Any, tree: Tree) -
             f"{owner}: the schedule cannot be traced ({type(error).__name__}). Under jit the step is not a Python "
             "number: write it with jax.numpy, jnp.where instead of if, or take one of optax's schedules."
         ) from error
+    if region.joint and isinstance(sizes[0], (list, tuple, Mapping)):
+        raise TypeError(f"{owner}: the schedule gave {sizes[0]!r}; one radius holds for the whole vector.")
     leaves = [leaf for leaf in layout.leaves if leaf.rule == number]
     return [_by_place(owner, size, leaves, tree) for size in sizes]
 
@@ -175,6 +223,10 @@ def _nested(entry: Any) -> bool:
 def _fitted(rule: Rule, leaf: Leaf, size: Any, like: Any) -> Any:
     """A size as a number, or as an array that spreads over the leaf; never more than what was given."""
     if isinstance(size, (int, float)):
+        if not size >= 0:
+            raise ValueError(
+                f"{type(rule.region).__name__}: the radius for {leaf.name} is {size}; it must be at least 0."
+            )
         return float(size)
     owner, dtype = type(rule.region).__name__, jnp.finfo(wide(like)).dtype
     if not isinstance(size, jax.Array):

@@ -1,5 +1,6 @@
 """Which leaves of a tree are clipped, by which rule, as part of which vector. All of it is known when tracing."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,11 @@ def is_hole(node: Any) -> bool:
 def is_clippable(leaf: Any) -> bool:
     """Whether a leaf is a floating-point or complex array; integers, keys and holes are left alone."""
     return not is_hole(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
+
+
+def is_function(value: Any) -> bool:
+    """Whether ``value`` is there to be called: modules of some libraries can be called, but are trees."""
+    return callable(value) and tree_util.all_leaves([value])
 
 
 def named_leaves(tree: Tree) -> tuple[list[str], list[Any], Any]:
@@ -63,6 +69,8 @@ class Rulebook:
         regions = dict(region) if self.by_label else {None: check_region(region)}
         if not regions:
             raise ValueError("The mapping from labels to regions is empty. Write for example {'dense': Norm(1.0)}.")
+        for each in regions.values():
+            _refuse_callable_trees(each)
         self.rules: list[Rule] = []
         self.numbers: dict[Any, int | None] = {}
         for label, each in regions.items():
@@ -105,7 +113,7 @@ class Rulebook:
         if self.groups is None or not names:
             return [None] * len(names)
         try:
-            return spread(self.groups(tree) if callable(self.groups) else self.groups, tree)
+            return spread(self.groups(tree) if is_function(self.groups) else self.groups, tree)
         except ValueError as error:
             raise ValueError(f"groups does not have the structure of the parameters: {error}") from None
 
@@ -120,6 +128,16 @@ class Rulebook:
         return self.numbers[label]
 
 
+def _refuse_callable_trees(region: Any) -> None:
+    for name, size in vars(region).items() if dataclasses.is_dataclass(region) else ():
+        if callable(size) and not is_function(size):
+            raise TypeError(
+                f"{type(region).__name__}: {name} is a tree that can be called, so it cannot be told from a schedule. "
+                "Give the radii as a list in the order of jax.tree.leaves(params), or by name: {\"['w']\": 0.1, ...}."
+            )
+
+
 def spread(prefix: Tree, tree: Tree) -> list[Any]:
     """The entries of ``prefix``, a tree like ``tree`` or the upper part of one, for each leaf of ``tree``."""
-    return jax.tree.leaves(jax.tree.broadcast(prefix, tree, is_leaf=is_hole), is_leaf=is_hole)
+    full = jax.tree.map(lambda _: 0, tree, is_leaf=is_hole)  # a hole of the tree must not hide its entry
+    return jax.tree.leaves(jax.tree.broadcast(prefix, full, is_leaf=is_hole), is_leaf=is_hole)

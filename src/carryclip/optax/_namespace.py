@@ -33,11 +33,11 @@ class JaxNamespace:
 
     @staticmethod
     def sums(arrays: Iterable[jax.Array], *, largest: bool) -> list[jax.Array]:
-        """The sum of each array, or of the last its maximum if ``largest``, in one pass and without temporaries.
+        """The sum of each array, or of the last its maximum if ``largest``, in one pass; for metrics only.
 
         Columns first, then their sums: one long chain of float32 additions would lose digits.
         """
-        listed = list(arrays)
+        listed = [lax.stop_gradient(array) for array in arrays]  # XLA's joint reduction has no derivative
         first = [jnp.max if largest and k == len(listed) - 1 else jnp.sum for k in range(len(listed))]
         if listed[0].ndim > 1:
             start = [jnp.asarray(-jnp.inf if f is jnp.max else 0, a.dtype) for f, a in zip(first, listed, strict=True)]

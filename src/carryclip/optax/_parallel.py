@@ -79,7 +79,7 @@ def aggregate_then_clip(
 
     def init(params: Tree) -> TrainState:
         params = _copied(params, everywhere)
-        return TrainState(params, *jax.device_put((clip.init(params), optimizer.init(params)), everywhere))
+        return TrainState(params, *_copied((clip.init(params), optimizer.init(params)), everywhere))
 
     def step(state: TrainState, batch: Tree) -> tuple[TrainState, jax.Array]:
         value, gradients = jax.value_and_grad(loss)(state.params, batch)
@@ -118,7 +118,7 @@ def clip_then_aggregate(
         params = _copied(params, everywhere)
         stack = lambda x: jnp.broadcast_to(x, (devices, *x.shape))  # noqa: E731
         own = jax.jit(lambda p: jax.tree.map(stack, clip.init(p)), out_shardings=split)(params)
-        return TrainState(params, own, jax.device_put(optimizer.init(params), everywhere))
+        return TrainState(params, own, _copied(optimizer.init(params), everywhere))
 
     def local(params: Tree, own: Any, batch: Tree) -> tuple[Tree, Any, jax.Array]:
         # Without this the gradients of replicated parameters would arrive already summed over the devices.
@@ -143,9 +143,9 @@ def _sharding(mesh: Mesh, axis: str, spec: P) -> NamedSharding:
     return NamedSharding(mesh, spec)
 
 
-def _copied(params: Tree, sharding: NamedSharding) -> Tree:
-    """The parameters on the mesh, in memory of their own: a step donates them."""
-    return jax.tree.map(lambda x: jax.device_put(jnp.array(x, copy=True), sharding), params)
+def _copied(tree: Tree, sharding: NamedSharding) -> Tree:
+    """The arrays on the mesh, each in memory of its own: a step donates them, and some optimizers keep parameters."""
+    return jax.tree.map(lambda x: jax.device_put(jnp.array(x, copy=True), sharding), tree)
 
 
 def _advanced(state: TrainState, updates: Tree, clipped: Any, optimizer: optax.GradientTransformation) -> TrainState:

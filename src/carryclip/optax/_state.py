@@ -1,14 +1,16 @@
 """What the transformation keeps between steps, an ordinary pytree, and what can be read from it."""
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import tree_util
 
-from carryclip.algorithm import Feed
 from carryclip.diagnosis import LAST_STEP, RUNNING, dangers, warn_user
+from carryclip.moments import EWMA, Moments, Welford
 
 Tree = Any
 
@@ -24,6 +26,24 @@ class Watch(NamedTuple):
     """Exponential averages of ``carry_feed`` and of 1 over measured steps; None if the policy bounds the carry."""
     streak: Any
     """Skipped steps in a row."""
+
+
+class WelfordAverages(NamedTuple):
+    """Marks moments that are those of ``Welford``; holds nothing."""
+
+
+class EWMAAverages(NamedTuple):
+    """Marks moments that are those of ``EWMA``; holds nothing."""
+
+
+class NoAverages(NamedTuple):
+    """Marks a rule without moments; holds nothing."""
+
+
+def kind_of(estimator: Moments | None) -> Any:
+    """What the running moments of a rule mean, as a part of the state's structure."""
+    kinds = {Welford: WelfordAverages, EWMA: EWMAAverages}
+    return NoAverages() if estimator is None else kinds[type(estimator)]()
 
 
 class UClipState(NamedTuple):
@@ -46,10 +66,12 @@ class UClipState(NamedTuple):
     """Its second moments, else None."""
     feed: Tree
     """Feed averages of ``Gated`` under a coordinate-wise region, else None."""
-    count: Any
-    """Steps each clipped leaf took part in, one entry per leaf; None if no average needs it."""
-    gate: tuple[Feed, ...]
-    """Feed averages of ``Gated`` under each ``Norm``, one entry per vector."""
+    samples: Any
+    """Steps each leaf took part in, one entry per leaf; None if no average needs it."""
+    gate: tuple[tuple[Any, Any], ...]
+    """Feed averages of ``Gated`` under each ``Norm`` and the steps in them, one entry per vector."""
+    averages: tuple[Any, ...]
+    """What the moments of each rule mean; holds nothing."""
     watch: Watch | None
     """Metrics; None with ``metrics_every=0``."""
 
@@ -72,7 +94,7 @@ def metrics(state: Tree) -> dict[str, jax.Array]:
     missing = jnp.full(jnp.shape(own.step), jnp.nan)
     figures: dict[str, Any] = dict.fromkeys([*LAST_STEP, *RUNNING], missing)
     if own.watch is None:
-        figures["carry_norm"] = _norm(own.carry, jnp.ndim(own.step))
+        figures["carry_norm"] = _norm(own.carry, jnp.ndim(own.step), jnp.zeros(jnp.shape(own.step)))
     else:
         figures |= {name: own.watch.last[..., k] for k, name in enumerate(LAST_STEP)}
         figures["dropped_norm"] = own.dropped
@@ -80,10 +102,10 @@ def metrics(state: Tree) -> dict[str, jax.Array]:
     return figures
 
 
-def _norm(tree: Tree, leading: int) -> jax.Array:
+def _norm(tree: Tree, leading: int, missing: jax.Array) -> jax.Array:
     """The norm of all leaves together, one for each entry of the ``leading`` axes that devices or ``vmap`` added."""
     squares = [jnp.sum(jnp.abs(x) ** 2, axis=tuple(range(leading, x.ndim))) for x in jax.tree.leaves(tree)]
-    return jnp.sqrt(sum(squares)) if squares else jnp.zeros(())
+    return jnp.sqrt(sum(squares)) if squares else missing
 
 
 def check(state: Tree) -> None:
@@ -91,16 +113,19 @@ def check(state: Tree) -> None:
 
     Call it outside ``jit``, where you log: it reads a few numbers from the device.
     """
+    look = "jax.debug.print inside the loss, or the config jax_debug_nans, shows where they arise"
     for name, own in find(state):
-        watch = own.watch
-        if watch is None:
+        if own.watch is None:
             continue
-        watch = jax.device_get(watch)
-        ratio = watch.last[..., LAST_STEP.index("carry_ratio")].max()
-        feed, weight = (0.0, 0.0) if watch.feed is None else watch.feed.reshape(-1, 2).max(axis=0)
-        carried = 0.0 if watch.feed is None else float(ratio)
-        look = "jax.debug.print inside the loss, or the config jax_debug_nans, shows where they arise"
-        for _, message in dangers(carried, float(feed), float(weight), float(watch.streak.max()), look):
+        last, streak = (np.asarray(x) for x in jax.device_get((own.watch.last, own.watch.streak)))
+        feed = np.zeros((streak.size, 2)) if own.watch.feed is None else np.asarray(own.watch.feed).reshape(-1, 2)
+        ratio = last[..., LAST_STEP.index("carry_ratio")].reshape(-1) * (own.watch.feed is not None)
+        found: dict[str, str] = {}
+        # Devices, or what vmap added, each have figures of their own; the first that shows a danger is reported.
+        for carried, (fed, weight), skips in zip(ratio, feed, streak.reshape(-1), strict=True):
+            for kind, message in dangers(float(carried), float(fed), float(weight), float(skips), look):
+                found.setdefault(kind, message)
+        for message in found.values():
             warn_user(f"U-Clip in the optimizer state{' at ' + name if name else ''}: {message}")
 
 
@@ -116,7 +141,7 @@ def find(state: Tree) -> list[tuple[str, UClipState]]:
             "There is no uclip in this optimizer state. Pass the state of the optimizer that contains it, for example "
             "that of optax.chain(carryclip.optax.uclip(Norm(1.0)), optax.adamw(3e-4))."
         )
-    _refuse_inner_guard(state, found)
+    _refuse_inner_guard(state)
     return found
 
 
@@ -130,17 +155,29 @@ def _the_one(state: Tree) -> UClipState:
     return found[0][1]
 
 
-def _refuse_inner_guard(state: Tree, found: list[tuple[str, UClipState]]) -> None:
+def _refuse_inner_guard(state: Tree) -> None:
     """A guard against NaN behind a ``uclip`` that lets NaN through protects the optimizer, but not the carry."""
-    guards = _nodes(state, optax.ApplyIfFiniteState)
-    covered = {id(own) for guard in guards for own in _nodes(guard, UClipState)}
-    for name, own in found:
-        if guards and own.skipped is None and id(own) not in covered:
-            raise ValueError(
-                f'The uclip at {name} has nonfinite="propagate" and stands in front of optax.apply_if_finite: a NaN is '
-                "kept from the optimizer but stays in the carry for ever. Put the guard outside, "
-                'optax.apply_if_finite(optax.chain(uclip(...), ...), n), or use nonfinite="skip".'
-            )
+    for chain in _walk(state):
+        if type(chain) is not tuple:
+            continue
+        exposed = False
+        for part in chain:
+            if exposed and _nodes(part, optax.ApplyIfFiniteState):
+                raise ValueError(
+                    'A uclip with nonfinite="propagate" stands in front of optax.apply_if_finite: a NaN is kept from '
+                    "the optimizer but stays in the carry for ever. Put the guard outside, "
+                    'optax.apply_if_finite(optax.chain(uclip(...), ...), n), or use nonfinite="skip".'
+                )
+            exposed = exposed or any(own.skipped is None for own in _nodes(part, UClipState))
+
+
+def _walk(tree: Tree) -> Iterator[Any]:
+    """Every inner node of a tree, from the top down; ``UClipState`` counts as a leaf."""
+    level = None if isinstance(tree, UClipState) else tree_util.default_registry.flatten_one_level(tree)
+    if level is not None:
+        yield tree
+        for child in level[0]:
+            yield from _walk(child)
 
 
 def _nodes(tree: Tree, kind: type) -> list[Any]:
@@ -176,6 +213,11 @@ def graft(fresh: Tree, old: Tree) -> Tree:
             f"The old state has {len(given) - len(theirs)} arrays where the fresh one has {len(wanted)}. Apart from "
             "uclip both must come from the same optimizer and parameters."
         )
+    if _records(fresh) != _records(old):
+        raise ValueError(
+            f"The old state is made of {', '.join(_records(old))} and the fresh one of {', '.join(_records(fresh))}. "
+            "Apart from uclip both must come from the same optimizer."
+        )
     own = iter([_merged(a, b) for a, b in zip(mine, theirs, strict=True)] if theirs else mine)
     return structure.unflatten(
         [next(own) if is_own(node) else _matched(path, node, *next(rest)) for path, node in places]
@@ -184,7 +226,7 @@ def graft(fresh: Tree, old: Tree) -> Tree:
 
 def _matched(path: Any, leaf: Any, old_path: Any, old: Any) -> Any:
     """The old leaf, if it can stand in the place of ``leaf``."""
-    same_name = not path or not old_path or str(path[-1]) == str(old_path[-1])
+    same_name = _words(path) == _words(old_path)
     if not same_name or jnp.shape(leaf) != jnp.shape(old) or jnp.result_type(leaf) != jnp.result_type(old):
         raise ValueError(
             f"{tree_util.keystr(path)} of the fresh state ({_kind(leaf)}) does not fit {tree_util.keystr(old_path)} of "
@@ -193,14 +235,24 @@ def _matched(path: Any, leaf: Any, old_path: Any, old: Any) -> Any:
     return old
 
 
+def _words(path: Any) -> list[str]:
+    """The names along a path, without positions in tuples, which ``uclip`` shifts."""
+    return [str(key) for key in path if not isinstance(key, tree_util.SequenceKey)]
+
+
+def _records(tree: Tree) -> list[str]:
+    """The named tuples a state is made of, in order, apart from those that hold nothing."""
+    return [type(node).__name__ for node in _walk(tree) if hasattr(node, "_fields") and len(node)]
+
+
 def _kind(leaf: Any) -> str:
     return f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
 
 
 def _merged(fresh: UClipState, old: UClipState) -> UClipState:
     """Fields of ``old`` where they have the shape of ``fresh``; averages that would mean something else start anew."""
-    same = {name: _alike(getattr(fresh, name), getattr(old, name)) for name in UClipState._fields}
-    averages = ("mean", "second", "feed", "count")
+    same: dict[str, bool] = {name: _alike(getattr(fresh, name), getattr(old, name)) for name in UClipState._fields}
+    averages = ("mean", "second", "feed", "samples", "averages")
     keep = all(same[name] for name in averages)
     return fresh._replace(
         **{name: getattr(old, name) for name in UClipState._fields if same[name] and (keep or name not in averages)}

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 
@@ -12,9 +13,9 @@ from carryclip.algorithm import Feed, NonFinite
 from carryclip.carry import CarryPolicy, Leaky
 from carryclip.diagnosis import FEED_MEMORY, LAST_STEP
 from carryclip.optax._engine import Job, Result, run
-from carryclip.optax._jobs import TREES, check_sizes, join, make_jobs, wide, write, zeros
+from carryclip.optax._jobs import TREES, check_sizes, join, make_jobs, not_full, wide, write, zeros
 from carryclip.optax._layout import Rulebook, is_clippable, named_leaves
-from carryclip.optax._state import UClipState, Watch
+from carryclip.optax._state import UClipState, Watch, kind_of
 from carryclip.regions import Region
 
 Tree = Any
@@ -46,7 +47,8 @@ def uclip(
             of it, or a function from parameters to such a tree.
         metrics_every: measure every so many steps, 10 for example; 0 never, because XLA then needs no copies of the
             state and no branch.
-        axis_name: inside ``shard_map`` or ``pmap``: devices along this axis skip a step together.
+        axis_name: inside ``shard_map`` or ``pmap``: devices along this axis skip a step together. A norm is that of the
+            leaves a device sees.
 
     >>> from carryclip import Norm
     >>> from carryclip.optax import uclip
@@ -67,7 +69,7 @@ def uclip(
         )
     _check_interval(metrics_every)
     book = Rulebook(region, carry, nonfinite, groups)
-    watched = not (isinstance(metrics_every, int) and metrics_every == 0)
+    watched = isinstance(metrics_every, jax.Array) or metrics_every > 0
 
     def init(params: Tree) -> UClipState:
         _, leaves, structure = named_leaves(params)
@@ -81,8 +83,9 @@ def uclip(
             skipped=None if nonfinite == "propagate" else jnp.zeros((), jnp.int32),
             dropped=jnp.zeros((), real) if watched else None,
             **{name: zeros(book, name, layout, leaves, structure) for name in TREES},
-            count=jnp.zeros(len(leaves), jnp.int32) if "count" in book.buffers else None,
-            gate=tuple(Feed(jnp.zeros(size, real), jnp.zeros(size, jnp.int32)) for size in gates),
+            samples=jnp.zeros(len(leaves), jnp.int32) if "count" in book.buffers else None,
+            gate=tuple((jnp.zeros(size, real), jnp.zeros(size, jnp.int32)) for size in gates),
+            averages=tuple(kind_of(rule.region.estimator) for rule in book.rules),
             watch=_fresh(real, watch_feed=carry is True or isinstance(carry, Leaky)) if watched else None,
         )
 
@@ -91,8 +94,10 @@ def uclip(
         jobs = make_jobs(book, updates, state, params)
         if not jobs:
             return updates, state._replace(step=optax.safe_increment(state.step))
+        if axis_name is not None:
+            state = state._replace(watch=_varying(state.watch, jobs))
         feeds = iter(state.gate)
-        gates = [next(feeds) if rule.gates_scopes else None for rule in book.rules]
+        gates = [_feed(*next(feeds)) if rule.gates_scopes else None for rule in book.rules]
         result = run(jobs, book.rules, gates, axis_name, tally=watched)
         for job, (sent, _) in zip(jobs, result.outcomes, strict=True):
             gradients[job.leaf.place] = join(sent, gradients[job.leaf.place])
@@ -103,9 +108,8 @@ def uclip(
 
 def _check_interval(metrics_every: Any) -> None:
     """A traced value is what ``inject_hyperparams`` makes of a number; it has nothing to check."""
-    if isinstance(metrics_every, bool) or (
-        not isinstance(metrics_every, jax.Array) and not (isinstance(metrics_every, int) and metrics_every >= 0)
-    ):
+    whole = isinstance(metrics_every, (int, np.integer)) and not isinstance(metrics_every, bool) and metrics_every >= 0
+    if not whole and not isinstance(metrics_every, jax.Array):
         raise ValueError(f"metrics_every must be a whole number of steps, or 0 for never; got {metrics_every!r}.")
 
 
@@ -130,13 +134,18 @@ def _moved(state: UClipState, jobs: list[Job], result: Result, metrics_every: An
         skipped=state.skipped if skip is None else state.skipped + skip,
         dropped=dropped,
         **{name: write(name, getattr(state, name), jobs, result.outcomes) for name in TREES},
-        count=_counts(state.count, jobs, result),
-        gate=tuple(gate for gate in result.gates if gate is not None),
+        samples=_samples(state.samples, jobs, result),
+        gate=tuple(tuple(gate) for gate in result.gates if gate is not None),
+        averages=state.averages,
         watch=None if state.watch is None else _watched(state.watch, state.step, result, metrics_every),
     )
 
 
-def _counts(count: Any, jobs: list[Job], result: Result) -> Any:
+def _feed(average: Any, count: Any) -> Feed:
+    return Feed(average, not_full(count))
+
+
+def _samples(count: Any, jobs: list[Job], result: Result) -> Any:
     """Steps each leaf took part in; one write for all."""
     pairs = zip(jobs, result.outcomes, strict=True)
     new = [(job.leaf.place, buffers.count) for job, (_, buffers) in pairs if buffers.count is not None]
@@ -148,10 +157,10 @@ def _counts(count: Any, jobs: list[Job], result: Result) -> Any:
 def _watched(watch: Watch, step: Any, result: Result, metrics_every: Any) -> Watch:
     """Measure the step if it is due; a skipped one leaves the figures of the one before."""
     skip = result.skip
-    due = (watch.at < 0) | (step % jnp.maximum(metrics_every, 1) == 0)
+    due = ((watch.at < 0) | (step % jnp.maximum(metrics_every, 1) == 0)) & (jnp.asarray(metrics_every) > 0)
     due = due if skip is None else due & ~skip
     measure = lambda: result.figures().astype(watch.last.dtype)  # noqa: E731
-    if isinstance(metrics_every, int) and metrics_every == 1:
+    if not isinstance(metrics_every, jax.Array) and metrics_every == 1:
         last = jnp.where(due, measure(), watch.last)
     else:
         last = lax.cond(due, measure, lambda: watch.last)
@@ -161,3 +170,14 @@ def _watched(watch: Watch, step: Any, result: Result, metrics_every: Any) -> Wat
         feed = jnp.where(due, FEED_MEMORY * feed + (1.0 - FEED_MEMORY) * seen, feed)
     streak = watch.streak if skip is None else jnp.where(skip, watch.streak + 1, 0)
     return Watch(jnp.where(due, step, watch.at), last, feed, streak)
+
+
+def _varying(watch: Watch | None, jobs: list[Job]) -> Watch | None:
+    """The same figures, in a type that may differ between the devices of a ``shard_map`` as the gradients do.
+
+    A state that was made inside has no such type yet, and both branches of a condition need the same one.
+    """
+    if watch is None:
+        return None
+    nothing = sum(jnp.sum(jnp.ravel(job.gradient)[:0], dtype=watch.last.dtype) for job in jobs)
+    return watch._replace(last=watch.last + nothing)

@@ -6,8 +6,8 @@ import math
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 import warnings
+from pathlib import Path
 
 import pytest
 import torch

@@ -12,8 +12,9 @@
 1.0
 """
 
+from carryclip.optax._graft import graft
 from carryclip.optax._parallel import DataParallel, TrainState, aggregate_then_clip, clip_then_aggregate
-from carryclip.optax._state import UClipState, Watch, check, graft, metrics
+from carryclip.optax._state import UClipState, Watch, check, metrics
 from carryclip.optax._transform import uclip
 
 __all__ = [

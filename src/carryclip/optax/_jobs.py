@@ -1,7 +1,5 @@
 """One leaf at one step as plain real arrays, and its buffers from and into the state's trees."""
 
-import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -9,22 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 from optax import MaskedNode
 
-from carryclip.algorithm import Buffers, Rule
+from carryclip.algorithm import Buffers
 from carryclip.optax._engine import Job, guarded
-from carryclip.optax._layout import Layout, Leaf, Rulebook, is_clippable, is_hole, named_leaves, spread
+from carryclip.optax._layout import Layout, Leaf, Rulebook, is_clippable, is_hole, named_leaves, wide
+from carryclip.optax._radii import fitted, sizes_at
 from carryclip.optax._state import UClipState
 
 Tree = Any
 TREES = ("carry", "mean", "second", "feed")
 """The state's fields that are like the parameters."""
-
-
-def wide(leaf: Any) -> Any:
-    """The type of a leaf's buffers: at least float32, complex if the leaf is."""
-    dtype = jnp.result_type(leaf)
-    if jnp.issubdtype(dtype, jnp.complexfloating):
-        return dtype
-    return jnp.dtype(jnp.float64 if dtype == jnp.float64 else jnp.float32)
 
 
 def zeros(book: Rulebook, name: str, layout: Layout, leaves: list[Any], structure: Any) -> Tree:
@@ -71,7 +62,7 @@ def make_jobs(book: Rulebook, updates: Tree, state: UClipState, params: Tree | N
     layout = book.layout(shown, [is_clippable(leaf) for leaf in template])
     _check_gates(book, layout, state)
     present = [leaf for leaf in layout.leaves if not is_hole(gradients[leaf.place]) and np.size(gradients[leaf.place])]
-    sizes = {number: _sizes(book, layout, number, state.step, shown) for number in {leaf.rule for leaf in present}}
+    sizes = {number: sizes_at(book, layout, number, state.step, shown) for number in {leaf.rule for leaf in present}}
     jobs = []
     for leaf in present:
         rule, gradient = book.rules[leaf.rule], jnp.asarray(gradients[leaf.place])
@@ -81,7 +72,7 @@ def make_jobs(book: Rulebook, updates: Tree, state: UClipState, params: Tree | N
         buffers = {name: split(value) for name, value in stored.items()}
         if "count" in rule.buffers:
             buffers["count"] = not_full(state.samples[leaf.place])
-        own = tuple(_fitted(rule, leaf, size[leaf.place], gradient) for size in sizes[leaf.rule])
+        own = tuple(fitted(rule, leaf, size[leaf.place], gradient) for size in sizes[leaf.rule])
         jobs.append(Job(leaf, rule, split(guarded(gradient)), Buffers(**buffers), own, jnp.finfo(dtype).dtype))
     return jobs
 
@@ -162,90 +153,3 @@ def _check_types(leaf: Leaf, gradient: jax.Array, stored: dict[str, Any]) -> Non
                 f"are {buffer.dtype}. Cast the gradients to the parameters' type, or make the state from parameters of "
                 "the gradients' type."
             )
-
-
-def check_sizes(book: Rulebook, layout: Layout, params: Tree, leaves: list[Any]) -> None:
-    """Compare per-parameter radii with the parameters, before anything is clipped with them."""
-    for number, rule in enumerate(book.rules):
-        own = [leaf for leaf in layout.leaves if leaf.rule == number]
-        if not own or any(callable(getattr(rule.region, field.name)) for field in dataclasses.fields(rule.region)):  # type: ignore[arg-type]
-            continue
-        sizes = _sizes(book, layout, number, 0, params)
-        for leaf in own:
-            for size in sizes:
-                _fitted(rule, leaf, size[leaf.place], leaves[leaf.place])
-
-
-def _sizes(book: Rulebook, layout: Layout, number: int, step: Any, tree: Tree) -> list[dict[int, Any]]:
-    """The region's numbers at ``step``, each by the place of a leaf."""
-    region = book.rules[number].region
-    owner = type(region).__name__
-    try:
-        sizes = region.sizes(step)
-    except jax.errors.JAXTypeError as error:
-        raise TypeError(
-            f"{owner}: the schedule cannot be traced ({type(error).__name__}). Under jit the step is not a Python "
-            "number: write it with jax.numpy, jnp.where instead of if, or take one of optax's schedules."
-        ) from error
-    if region.joint and isinstance(sizes[0], (list, tuple, Mapping)):
-        raise TypeError(f"{owner}: the schedule gave {sizes[0]!r}; one radius holds for the whole vector.")
-    leaves = [leaf for leaf in layout.leaves if leaf.rule == number]
-    return [_by_place(owner, size, leaves, tree) for size in sizes]
-
-
-def _by_place(owner: str, size: Any, leaves: list[Leaf], tree: Tree) -> dict[int, Any]:
-    """One value for each leaf: the same for all, or picked from a list, a mapping of names or a tree."""
-    if not isinstance(size, (list, tuple, Mapping)):
-        return {leaf.place: size for leaf in leaves}
-    names = {leaf.name for leaf in leaves}
-    if isinstance(size, Mapping) and names & set(size):
-        wrong = sorted(names - set(size)) or sorted(map(str, set(size) - names))
-        if not wrong:
-            return {leaf.place: size[leaf.name] for leaf in leaves}
-        raise ValueError(f"{owner}: radii by name must cover the leaves exactly; {wrong[0]} is missing or unknown.")
-    if isinstance(size, (list, tuple)) and len(size) == len(leaves) and not any(map(_nested, size)):
-        return {leaf.place: size[leaf.index] for leaf in leaves}
-    try:
-        entries = spread(size, tree)
-    except ValueError:
-        raise ValueError(
-            f"{owner}: the radii fit the parameters neither as a list of {len(leaves)} values, nor by name, nor as a "
-            f"tree of the same structure. The names are {', '.join(leaf.name for leaf in leaves[:5])}"
-            f"{', ...' if len(leaves) > 5 else ''}."
-        ) from None
-    return {leaf.place: entries[leaf.place] for leaf in leaves}
-
-
-def _nested(entry: Any) -> bool:
-    return isinstance(entry, (list, tuple, Mapping))
-
-
-def _fitted(rule: Rule, leaf: Leaf, size: Any, like: Any) -> Any:
-    """A size as a number, or as an array that spreads over the leaf; never more than what was given."""
-    if isinstance(size, (int, float)):
-        if not size >= 0:
-            raise ValueError(
-                f"{type(rule.region).__name__}: the radius for {leaf.name} is {size}; it must be at least 0."
-            )
-        return float(size)
-    owner, dtype = type(rule.region).__name__, jnp.finfo(wide(like)).dtype
-    if not isinstance(size, jax.Array):
-        size = _rounded_down(np.asarray(size), dtype)
-    if rule.region.joint and size.ndim:
-        raise ValueError(f"{owner}: the radius must be one number, got shape {size.shape}.")
-    if size.ndim:
-        try:
-            size = jnp.broadcast_to(size, jnp.shape(like))
-        except ValueError:
-            raise ValueError(
-                f"{owner}: the radius for {leaf.name} has shape {size.shape}, which does not fit the leaf's "
-                f"{jnp.shape(like)}."
-            ) from None
-        size = size[..., None] if jnp.iscomplexobj(like) else size
-    return size.astype(dtype) if jnp.promote_types(size.dtype, dtype) == dtype else size
-
-
-def _rounded_down(values: np.ndarray, dtype: Any) -> jax.Array:
-    """A NumPy array in ``dtype``, rounded toward zero."""
-    narrow = values.astype(dtype)
-    return jnp.asarray(np.where(narrow > values, np.nextafter(narrow, np.zeros_like(narrow)), narrow))

@@ -27,6 +27,14 @@ def is_clippable(leaf: Any) -> bool:
     return not is_hole(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
 
 
+def wide(leaf: Any) -> Any:
+    """The type of a leaf's buffers: at least float32, complex if the leaf is."""
+    dtype = jnp.result_type(leaf)
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return dtype
+    return jnp.dtype(jnp.float64 if dtype == jnp.float64 else jnp.float32)
+
+
 def is_function(value: Any) -> bool:
     """Whether ``value`` is there to be called: modules of some libraries can be called, but are trees."""
     return callable(value) and tree_util.all_leaves([value])

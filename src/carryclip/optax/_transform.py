@@ -13,8 +13,9 @@ from carryclip.algorithm import Feed, NonFinite
 from carryclip.carry import CarryPolicy, Leaky
 from carryclip.diagnosis import FEED_MEMORY, LAST_STEP
 from carryclip.optax._engine import Job, Result, run
-from carryclip.optax._jobs import TREES, check_sizes, join, make_jobs, not_full, wide, write, zeros
-from carryclip.optax._layout import Rulebook, is_clippable, named_leaves
+from carryclip.optax._jobs import TREES, join, make_jobs, not_full, write, zeros
+from carryclip.optax._layout import Rulebook, is_clippable, named_leaves, wide
+from carryclip.optax._radii import check_sizes
 from carryclip.optax._state import UClipState, Watch, kind_of
 from carryclip.regions import Region
 

@@ -24,16 +24,15 @@ def graft(fresh: Tree, old: Tree) -> Tree:
     >>> old = optax.adam(1e-3).init(params)
     >>> state = graft(optax.chain(uclip(Norm(1.0)), optax.adam(1e-3)).init(params), old)
     """
-    is_own = lambda node: isinstance(node, UClipState)  # noqa: E731
-    places, structure = tree_util.tree_flatten_with_path(fresh, is_leaf=is_own)
-    given = tree_util.tree_flatten_with_path(old, is_leaf=is_own)[0]
-    mine, theirs = [n for _, n in places if is_own(n)], [n for _, n in given if is_own(n)]
+    places, structure = tree_util.tree_flatten_with_path(fresh, is_leaf=_is_own)
+    given = tree_util.tree_flatten_with_path(old, is_leaf=_is_own)[0]
+    mine, theirs = [n for _, n in places if _is_own(n)], [n for _, n in given if _is_own(n)]
     if not mine:
         raise ValueError("There is no uclip in the fresh state: give tx.init(params) of the optimizer to go on with.")
     if theirs and len(theirs) != len(mine):
         raise ValueError(f"The old state has {len(theirs)} uclips and the fresh one {len(mine)}.")
-    rest = iter([(path, leaf) for path, leaf in given if not is_own(leaf)])
-    wanted = [path for path, node in places if not is_own(node)]
+    rest = iter([(path, leaf) for path, leaf in given if not _is_own(leaf)])
+    wanted = [path for path, node in places if not _is_own(node)]
     if len(wanted) != len(given) - len(theirs):
         raise ValueError(
             f"The old state has {len(given) - len(theirs)} arrays where the fresh one has {len(wanted)}. Apart from "
@@ -46,8 +45,12 @@ def graft(fresh: Tree, old: Tree) -> Tree:
         )
     own = iter([_merged(a, b) for a, b in zip(mine, theirs, strict=True)] if theirs else mine)
     return structure.unflatten(
-        [next(own) if is_own(node) else _matched(path, node, *next(rest)) for path, node in places]
+        [next(own) if _is_own(node) else _matched(path, node, *next(rest)) for path, node in places]
     )
+
+
+def _is_own(node: Any) -> bool:
+    return isinstance(node, UClipState)
 
 
 def _matched(path: Any, leaf: Any, old_path: Any, old: Any) -> Any:

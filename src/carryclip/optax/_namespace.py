@@ -9,7 +9,7 @@ from jax import lax
 
 
 class JaxNamespace:
-    """The array functions ``carryclip.algorithm`` needs; all of them can be traced, mapped and differentiated."""
+    """The array functions ``carryclip.algorithm`` needs: traceable, and all but ``sums`` differentiable."""
 
     where = staticmethod(jnp.where)
     clip = staticmethod(jnp.clip)
@@ -42,7 +42,10 @@ class JaxNamespace:
         if listed[0].ndim > 1:
             start = [jnp.asarray(-jnp.inf if f is jnp.max else 0, a.dtype) for f, a in zip(first, listed, strict=True)]
             combine = [jnp.maximum if f is jnp.max else jnp.add for f in first]
-            merge = lambda a, b: tuple(f(x, y) for f, x, y in zip(combine, a, b, strict=True))  # noqa: E731
+
+            def merge(one: Any, other: Any) -> tuple[jax.Array, ...]:
+                return tuple(f(x, y) for f, x, y in zip(combine, one, other, strict=True))
+
             listed = lax.reduce(tuple(listed), tuple(start), merge, tuple(range(listed[0].ndim - 1)))
         return [f(array) for f, array in zip(first, listed, strict=True)]
 

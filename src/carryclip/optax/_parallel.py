@@ -116,8 +116,7 @@ def clip_then_aggregate(
 
     def init(params: Tree) -> TrainState:
         params = _copied(params, everywhere)
-        stack = lambda x: jnp.broadcast_to(x, (devices, *x.shape))  # noqa: E731
-        own = jax.jit(lambda p: jax.tree.map(stack, clip.init(p)), out_shardings=split)(params)
+        own = jax.jit(lambda p: _stacked(clip.init(p), devices), out_shardings=split)(params)
         return TrainState(params, own, _copied(optimizer.init(params), everywhere))
 
     def local(params: Tree, own: Any, batch: Tree) -> tuple[Tree, Any, jax.Array]:
@@ -146,6 +145,10 @@ def _sharding(mesh: Mesh, axis: str, spec: P) -> NamedSharding:
 def _copied(tree: Tree, sharding: NamedSharding) -> Tree:
     """The arrays on the mesh, each in memory of its own: a step donates them, and some optimizers keep parameters."""
     return jax.tree.map(lambda x: jax.device_put(jnp.array(x, copy=True), sharding), tree)
+
+
+def _stacked(tree: Tree, devices: int) -> Tree:
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (devices, *x.shape)), tree)
 
 
 def _advanced(state: TrainState, updates: Tree, clipped: Any, optimizer: optax.GradientTransformation) -> TrainState:

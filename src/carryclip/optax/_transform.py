@@ -160,7 +160,10 @@ def _watched(watch: Watch, step: Any, result: Result, metrics_every: Any) -> Wat
     skip = result.skip
     due = ((watch.at < 0) | (step % jnp.maximum(metrics_every, 1) == 0)) & (jnp.asarray(metrics_every) > 0)
     due = due if skip is None else due & ~skip
-    measure = lambda: result.figures().astype(watch.last.dtype)  # noqa: E731
+
+    def measure() -> jax.Array:
+        return result.figures().astype(watch.last.dtype)
+
     if not isinstance(metrics_every, jax.Array) and metrics_every == 1:
         last = jnp.where(due, measure(), watch.last)
     else:

@@ -1,4 +1,4 @@
-"""U-Clip, once, for every backend: three pure functions over an array namespace.
+"""U-Clip, once, for every backend: pure functions over an array namespace.
 
     measure   one array                 -> partial sums, which add over arrays, groups and ranks
     decide    the sums of each scope    -> a few scalars per scope (scale, gate, what to keep)
@@ -6,18 +6,19 @@
 
 A scope is a set of arrays clipped as one vector: all parameters of a ``Norm``, or one group, or one tensor. ``xp``
 provides ``where clip abs sign sqrt expm1 sum isfinite finfo`` with NumPy's meanings, ``astype(array, dtype)``,
-``allfinite(array)`` and, for metrics, ``sums(arrays, largest=...)``. Scalars stay arrays, so nothing here waits for a
-device.
+``allfinite(array)``, ``inner(x, y)``, for metrics ``sums(terms, largest=...)``, and for buffers stored in fewer bits
+``as_bits``, ``from_bits`` and ``positions``. Scalars stay arrays, so nothing here waits for a device.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from carryclip.carry import Capped, CarryPolicy, Gated, Leaky, check_policy
 from carryclip.diagnosis import Diagnosis, Step, diagnose
-from carryclip.precision import debias_weight, fit_for_squares, ratio, toward_zero, truncate
+from carryclip.precision import debias_weight, fit_for_squares, ratio, stochastic, toward_zero, truncate
 from carryclip.regions import Region, check_region
 
 NonFinite = Literal["skip", "zero", "raise", "propagate"]
@@ -37,22 +38,22 @@ class Rule:
         if self.nonfinite not in ("skip", "zero", "raise", "propagate"):
             raise ValueError(f"nonfinite must be 'skip', 'zero', 'raise' or 'propagate', got {self.nonfinite!r}.")
 
-    @property
+    @cached_property
     def can_reject(self) -> bool:
         """True if a gradient's values can cancel a step; under ``"zero"`` only a norm that overflows can."""
         return self.nonfinite in ("skip", "raise") or (self.nonfinite == "zero" and self.region.joint)
 
-    @property
+    @cached_property
     def gates_scopes(self) -> bool:
         """True if each scope has a feed average."""
         return isinstance(self.carry, Gated) and self.region.joint
 
-    @property
+    @cached_property
     def gates_coordinates(self) -> bool:
         """True if each coordinate has a feed average of its own."""
         return isinstance(self.carry, Gated) and not self.region.joint
 
-    @property
+    @cached_property
     def buffers(self) -> tuple[str, ...]:
         """Names of the ``Buffers`` this rule keeps for each array."""
         carry = ("carry",) if self.carry is not False else ()
@@ -87,7 +88,9 @@ def _equal(one: Rule, other: Rule) -> bool:
 class Buffers(NamedTuple):
     """What one array keeps between steps, in at least float32; None where the rule has no use for it.
 
-    All of them change at every step the array takes part in, unless the step is skipped.
+    All of them change at every step the array takes part in, unless the step is skipped. They may be stored in
+    bfloat16: a step reads them into its own type and rounds what it writes at random, so that sums come out right on
+    average.
     """
 
     carry: Any = None
@@ -95,6 +98,19 @@ class Buffers(NamedTuple):
     second: Any = None
     feed: Any = None
     count: Any = None
+
+
+class Age(NamedTuple):
+    """Scalars that follow from how often an array took part; None where the rule does not need them."""
+
+    share: Any = None
+    """1/n for the moments, with this step counted."""
+    factor: Any = None
+    """What the moments behind the radius are multiplied with."""
+    warm: Any = None
+    """Whether there are samples enough for a radius."""
+    gate: Any = None
+    """Sum of the weights in the feed average."""
 
 
 class Sums(NamedTuple):
@@ -143,11 +159,12 @@ def measure(xp: Any, rule: Rule, gradient: Any, carry: Any, dtype: Any) -> Sums:
     if not rule.region.joint:
         return Sums(bad=~xp.allfinite(gradient)) if rule.can_reject else Sums()
     raw = _sanitized(xp, rule, gradient, dtype)
+    carry = None if carry is None else xp.astype(carry, dtype)
     total = raw if carry is None else raw + carry
-    total_sq = xp.sum(total * total)
+    total_sq = xp.inner(total, total)
     bad = ~xp.isfinite(total_sq)
     if rule.gates_scopes and carry is not None:
-        return Sums(bad, total_sq, carry_sq=xp.sum(carry * carry), dot=xp.sum(raw * carry))
+        return Sums(bad, total_sq, carry_sq=xp.inner(carry, carry), dot=xp.inner(raw, carry))
     return Sums(bad, total_sq)
 
 
@@ -177,12 +194,26 @@ def decide(
         carry_norm = xp.sqrt(totals.carry_sq)
         count = feed.count + 1
         fed = xp.clip(ratio(xp, totals.dot, radius * carry_norm), -1.0, 1.0)
-        average, full = _gate(xp, rule.carry, fed, feed.average, xp.astype(count, norm.dtype))
+        weight = debias_weight(xp, rule.carry.decay, xp.astype(count, norm.dtype))
+        average, full = _gate(xp, rule.carry, fed, feed.average, weight)
         limit = rule.carry.cap * radius
         keep = _share(xp, xp.where(full & (carry_norm < limit), carry_norm, limit), rest)
         feed = Feed(_held(xp, skip, feed.average, average), _held(xp, skip, feed.count, count))
     dropped = cut if rule.carry is False else None if keep is None else cut * (1.0 - keep)
     return Verdict(scale, keep, dropped, clipped), feed
+
+
+def age(xp: Any, rule: Rule, count: Any, dtype: Any) -> Age:
+    """What a step needs to know of ``count``, an array's samples before it: a few scalars, never one per entry."""
+    if count is None:
+        return Age()
+    seen = xp.astype(count + 1, dtype)
+    gate = debias_weight(xp, rule.carry.decay, seen) if isinstance(rule.carry, Gated) else None
+    estimator = rule.region.estimator
+    if estimator is None:
+        return Age(gate=gate)
+    known = count + 1 if rule.region.counts_current else count
+    return Age(1.0 / seen, estimator.factor(xp, xp.astype(known, dtype)), known >= estimator.warmup, gate)
 
 
 def apply(
@@ -195,6 +226,8 @@ def apply(
     skip: Any,
     dtype: Any,
     *,
+    clock: Age | None = None,
+    seed: Any = None,
     tally: bool = False,
     inspect: bool = False,
 ) -> Outcome:
@@ -208,16 +241,19 @@ def apply(
         sizes: the region's numbers for this array at this step.
         verdict: the scalars of its scope; None for coordinate-wise kinds.
         skip: boolean array that cancels the step, or None.
-        dtype: the buffers' type.
+        dtype: the type to compute in; buffers stored in another are rounded at random.
+        clock: ``age`` of the buffers' count, if it is known already.
+        seed: a whole number for that, another one for each array and step.
         tally: sum up what the carry policy drops.
         inspect: also return the sums behind the metrics.
     """
+    stored, buffers = buffers, _widened(xp, buffers, dtype)
     raw = _sanitized(xp, rule, gradient, dtype)
     total = raw if buffers.carry is None else raw + buffers.carry
     moved = buffers._replace(count=None if buffers.count is None else buffers.count + 1)
+    clock = age(xp, rule, buffers.count, dtype) if clock is None else clock
     if rule.region.estimator is not None:
-        seen = xp.astype(moved.count, dtype)
-        mean, second = rule.region.estimator.update(xp, raw, buffers.mean, buffers.second, seen)
+        mean, second = rule.region.estimator.update(xp, raw, buffers.mean, buffers.second, clock.share)
         moved = moved._replace(mean=mean, second=second)
     if verdict is not None:
         radius = sizes[0]
@@ -227,30 +263,47 @@ def apply(
             # Two huge finite numbers may add up to inf, which no later step could pay back.
             total = _within(xp, total, dtype)
         source = moved if rule.region.counts_current else buffers
-        radius, centre = _radius(xp, rule, source, sizes, gradient.dtype, dtype)
+        radius, centre = _radius(xp, rule, source, clock, sizes, gradient.dtype, dtype)
         aim = rule.region.project(xp, total, radius, centre)
     update = _rounded(xp, aim, gradient.dtype)
     rest = total - xp.astype(update, dtype)
     if verdict is not None:
         kept, dropped_sq = rest if verdict.keep is None else rest * verdict.keep, None
     else:
-        kept, feed = _carried(xp, rule, raw, rest, buffers, moved.count, radius)
+        kept, feed = _carried(xp, rule, raw, rest, buffers, clock, radius)
         moved = moved._replace(feed=feed)
         dropped_sq = None
         if tally and rule.carry is not True:
             dropped = fit_for_squares(xp, rest if rule.carry is False else rest - kept)
-            dropped_sq = xp.sum(dropped * dropped)
+            dropped_sq = xp.inner(dropped, dropped)
     moved = moved._replace(carry=None if rule.carry is False else kept)
     diagnosis = None
     if inspect:
         step = Step(raw, total, aim, xp.astype(update, dtype), buffers.carry, moved.carry, radius)
         diagnosis = diagnose(xp, step, joint=verdict is not None)
+    moved = _narrowed(xp, moved, stored, seed)
     if skip is not None:
         update = xp.where(skip, 0.0, update)
         moved = Buffers(
-            *(None if new is None else xp.where(skip, old, new) for old, new in zip(buffers, moved, strict=True))
+            *(None if new is None else xp.where(skip, old, new) for old, new in zip(stored, moved, strict=True))
         )
     return Outcome(update, moved, dropped_sq, diagnosis)
+
+
+def _widened(xp: Any, buffers: Buffers, dtype: Any) -> Buffers:
+    """The buffers in the type to compute in."""
+    wide = [None if x is None else xp.astype(x, dtype) for x in buffers[:-1]]
+    return Buffers._make([*wide, buffers.count])
+
+
+def _narrowed(xp: Any, moved: Buffers, stored: Buffers, seed: Any) -> Buffers:
+    """New buffers in the types the old ones are stored in."""
+    return Buffers(
+        *(
+            new if new is None or new.dtype == old.dtype else stochastic(xp, new, old.dtype, seed + k)
+            for k, (new, old) in enumerate(zip(moved, stored, strict=True))
+        )
+    )
 
 
 def _sanitized(xp: Any, rule: Rule, gradient: Any, dtype: Any) -> Any:
@@ -275,7 +328,9 @@ def _rounded(xp: Any, values: Any, dtype: Any) -> Any:
     return values if values.dtype == dtype else xp.astype(_within(xp, values, dtype), dtype)
 
 
-def _radius(xp: Any, rule: Rule, source: Buffers, sizes: tuple[Any, ...], narrow: Any, dtype: Any) -> tuple[Any, Any]:
+def _radius(
+    xp: Any, rule: Rule, source: Buffers, clock: Age, sizes: tuple[Any, ...], narrow: Any, dtype: Any
+) -> tuple[Any, Any]:
     """(radius rounded toward zero in the gradient's type, running mean or None); infinite before the moments exist."""
     estimator = rule.region.estimator
     if estimator is None:
@@ -283,15 +338,15 @@ def _radius(xp: Any, rule: Rule, source: Buffers, sizes: tuple[Any, ...], narrow
         if isinstance(radius, (int, float)):
             return truncate(float(radius), xp.finfo(narrow)), None
         return xp.astype(toward_zero(xp, _nonnegative(xp, radius), narrow), dtype), None
-    mean, std = estimator.estimate(xp, source.mean, source.second, xp.astype(source.count, dtype))
+    mean, std = estimator.estimate(xp, source.mean, source.second, clock.factor)
     radius = rule.region.extent(xp, sizes, mean, std)
     # NaN is an infinite multiple of a deviation of 0: no limit either way.
-    radius = xp.where((source.count >= estimator.warmup) & (radius == radius), radius, math.inf)
+    radius = xp.where(clock.warm & (radius == radius), radius, math.inf)
     # A multiple wider than the buffers must not widen them.
     return xp.astype(toward_zero(xp, radius, narrow) if rule.region.centred else radius, dtype), mean
 
 
-def _carried(xp: Any, rule: Rule, raw: Any, rest: Any, buffers: Buffers, count: Any, radius: Any) -> tuple[Any, Any]:
+def _carried(xp: Any, rule: Rule, raw: Any, rest: Any, buffers: Buffers, clock: Age, radius: Any) -> tuple[Any, Any]:
     """(what is kept of ``rest``, new feed average) under a coordinate-wise rule."""
     policy = rule.carry
     if isinstance(policy, Leaky):
@@ -301,7 +356,7 @@ def _carried(xp: Any, rule: Rule, raw: Any, rest: Any, buffers: Buffers, count: 
         return xp.clip(rest, -limit, limit), None
     if isinstance(policy, Gated):
         fed = xp.clip(ratio(xp, raw * xp.sign(buffers.carry), radius), -1.0, 1.0)
-        average, full = _gate(xp, policy, fed, buffers.feed, xp.astype(count, rest.dtype))
+        average, full = _gate(xp, policy, fed, buffers.feed, clock.gate)
         owed = xp.abs(buffers.carry)
         limit = policy.cap * radius
         limit = xp.where(full & (owed < limit), owed, limit)
@@ -309,10 +364,10 @@ def _carried(xp: Any, rule: Rule, raw: Any, rest: Any, buffers: Buffers, count: 
     return rest, None
 
 
-def _gate(xp: Any, policy: Gated, fed: Any, average: Any, count: Any) -> tuple[Any, Any]:
-    """(new raw average, whether growth is stopped); ``count`` includes this step."""
+def _gate(xp: Any, policy: Gated, fed: Any, average: Any, weight: Any) -> tuple[Any, Any]:
+    """(new raw average, whether growth is stopped); ``weight`` is what an average of ones would be."""
     average = policy.decay * average + (1.0 - policy.decay) * fed
-    return average, average / debias_weight(xp, policy.decay, count) >= policy.threshold
+    return average, average / weight >= policy.threshold
 
 
 def _share(xp: Any, limit: Any, rest: Any) -> Any:

@@ -123,8 +123,8 @@ class Diagnosis(NamedTuple):
 def diagnose(xp: Any, step: Step, *, joint: bool) -> Diagnosis:
     """The sums of one array; entries may be Python numbers where they need no look at the array.
 
-    ``xp.sums`` adds up each of several arrays and takes the largest of the last if told so; a compiler can do all of
-    them in one pass, and another namespace makes the arrays one after the other.
+    ``xp.sums`` adds up each of several arrays, or products of two, and takes the largest of the last if told so; a
+    compiler can do all of them in one pass, and another namespace makes the arrays one after the other.
     """
     size = float(math.prod(step.raw.shape))
     owes = step.carry is not None
@@ -132,7 +132,7 @@ def diagnose(xp: Any, step: Step, *, joint: bool) -> Diagnosis:
         pairs = [(x, x) for x in (step.raw, step.total, step.update)]
         pairs += [(step.kept, step.kept)] if step.kept is not None else []
         pairs += [(step.raw, step.carry), (step.carry, step.carry)] if owes else []
-        grad_sq, total_sq, update_sq, *rest = xp.sums((x * y for x, y in pairs), largest=False)
+        grad_sq, total_sq, update_sq, *rest = xp.sums(pairs, largest=False)
         carry_sq = rest.pop(0) if step.kept is not None else 0.0
         fed, weight = rest if owes else (0.0, 0.0)
         return Diagnosis(grad_sq, total_sq, update_sq, carry_sq, 0.0, 0.0, size, fed, weight, 0.0)
@@ -146,14 +146,14 @@ def diagnose(xp: Any, step: Step, *, joint: bool) -> Diagnosis:
 
 
 def _coordinates(xp: Any, step: Step) -> Iterator[Any]:
-    """What is added up of a coordinate-wise step; the last entry, there only with a carry, is for its maximum."""
-    yield from (x * x for x in (step.raw, step.total, step.update))
+    """What is added up of a coordinate-wise step; the last term, there only with a carry, is for its maximum."""
+    yield from ((x, x) for x in (step.raw, step.total, step.update))
     yield xp.astype(step.aim != step.total, step.raw.dtype)
     if step.carry is not None:
-        owed = xp.abs(step.carry)
-        yield step.kept * step.kept
-        yield xp.clip(ratio(xp, step.raw * xp.sign(step.carry), step.radius), -1.0, 1.0) * owed
-        yield owed
+        yield step.kept, step.kept
+        # The same as clamp(g·sign(carry)/radius)·|carry|: a clamp around 0 lets the sign pass.
+        yield xp.clip(ratio(xp, step.raw, step.radius), -1.0, 1.0), step.carry
+        yield xp.abs(step.carry)
         yield ratio(xp, xp.abs(step.kept), step.radius)
 
 

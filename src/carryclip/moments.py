@@ -20,17 +20,21 @@ class Welford:
     warmup: ClassVar[int] = 2
     """Samples needed before a radius exists."""
 
-    def update(self, xp: Any, gradient: Any, mean: Any, second: Any, count: Any) -> tuple[Any, Any]:
-        """New (mean, sum of squared deviations) after ``gradient``, the ``count``-th sample."""
+    def update(self, xp: Any, gradient: Any, mean: Any, second: Any, share: Any) -> tuple[Any, Any]:
+        """New (mean, sum of squared deviations) after ``gradient``; ``share`` is 1/n with itself counted."""
         gradient = fit_for_squares(xp, gradient)
         deviation = gradient - mean
-        mean = mean + deviation / count
+        mean = mean + deviation * share
         second = xp.clip(second + deviation * (gradient - mean), 0.0, float(xp.finfo(mean.dtype).max))
         return mean, second
 
-    def estimate(self, xp: Any, mean: Any, second: Any, count: Any) -> tuple[Any, Any]:
-        """(mean, standard deviation); meaningless before ``warmup`` samples, where the radius is infinite anyway."""
-        return mean, xp.sqrt(second / xp.clip(count - 1.0, 1.0, None))
+    def factor(self, xp: Any, count: Any) -> Any:
+        """What ``estimate`` multiplies with after ``count`` samples, before ``warmup`` anything finite."""
+        return 1.0 / xp.clip(count - 1.0, 1.0, None)
+
+    def estimate(self, xp: Any, mean: Any, second: Any, factor: Any) -> tuple[Any, Any]:
+        """(mean, standard deviation)."""
+        return mean, xp.sqrt(second * factor)
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class EWMA:
     def __post_init__(self) -> None:
         _checks.number("EWMA", "decay", self.decay, high=1.0, high_open=True)
 
-    def update(self, xp: Any, gradient: Any, mean: Any, second: Any, count: Any) -> tuple[Any, Any]:
+    def update(self, xp: Any, gradient: Any, mean: Any, second: Any, share: Any) -> tuple[Any, Any]:
         """New raw averages (m, v) after ``gradient``."""
         gradient = fit_for_squares(xp, gradient)
         # The same as decay·m + (1-decay)·g, but exact to the last bits for a decay near 1.
@@ -63,11 +67,14 @@ class EWMA:
         second = second + (1.0 - self.decay) * (gradient * gradient - second)
         return mean, second
 
-    def estimate(self, xp: Any, mean: Any, second: Any, count: Any) -> tuple[Any, Any]:
-        """(mean, root of the second moment) after ``count`` samples."""
-        if self.debias:
-            weight = debias_weight(xp, self.decay, xp.clip(count, 1.0, None))
-            mean, second = mean / weight, second / weight
+    def factor(self, xp: Any, count: Any) -> Any:
+        """What ``estimate`` multiplies with after ``count`` samples; None without debiasing."""
+        return 1.0 / debias_weight(xp, self.decay, xp.clip(count, 1.0, None)) if self.debias else None
+
+    def estimate(self, xp: Any, mean: Any, second: Any, factor: Any) -> tuple[Any, Any]:
+        """(mean, root of the second moment)."""
+        if factor is not None:
+            mean, second = mean * factor, second * factor
         return mean, xp.sqrt(second)
 
 

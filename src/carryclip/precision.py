@@ -66,3 +66,39 @@ def fit_for_squares(xp: Any, values: Any) -> Any:
 def debias_weight(xp: Any, decay: float, count: Any) -> Any:
     """1 - decay^count for an array of counts >= 1, without the cancellation that a decay near 1 brings."""
     return -xp.expm1(count * math.log(decay)) if decay > 0.0 else xp.sign(count)
+
+
+def stochastic(xp: Any, values: Any, dtype: Any, seed: Any) -> Any:
+    """``values`` rounded to bfloat16, up or down by chance, so that the expectation is the value itself.
+
+    Rounding to nearest would lose every addend below half a unit in the last place: 1024 - 1 stays 1024. The chance
+    comes from a hash of ``seed`` and the position, so that a run can be repeated and resumed on any device.
+    """
+    values = xp.astype(values, xp.float32)
+    largest = float(xp.finfo(dtype).max)
+    bits = xp.as_bits(xp.clip(values, -largest, largest))
+    noise = _mixed(xp.positions(values) * _signed(0x9E3779B1) + seed) & 0xFFFF
+    # bfloat16 is the upper half of a float32: what the addition carries over is the rounding up.
+    return xp.astype(xp.from_bits((bits + noise) & _signed(0xFFFF0000)), dtype)
+
+
+def seed_of(*numbers: int) -> int:
+    """One 31-bit seed from several whole numbers."""
+    seed = 0
+    for number in numbers:
+        seed = (seed ^ number) * 0x85EBCA6B + 0x165667B1 & 0x7FFFFFFF
+        seed ^= seed >> 15
+    return seed
+
+
+def _mixed(x: Any) -> Any:
+    """A 32-bit hash on wrapping signed integers, whose shifts to the right keep the sign."""
+    x = x ^ (x >> 16 & 0xFFFF)
+    x = x * 0x21F0AAAD
+    x = x ^ (x >> 15 & 0x1FFFF)
+    x = x * 0x735A2D97
+    return x ^ (x >> 15 & 0x1FFFF)
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 32) if word >> 31 else word

@@ -58,7 +58,7 @@ def run(jobs: list[Job], rules: list[Rule], gates: list[Feed | None], axis_name:
             verdict = verdict._replace(scale=jnp.where(skip, 1.0, verdict.scale))
         scopes[k] = Scopes(place, verdict, radius)
 
-    def applied(job: Job, **wanted: bool) -> Outcome:
+    def applied(job: Job, **wanted: Any) -> Outcome:
         verdict = _own(scopes[job.leaf.rule], job) if job.leaf.rule in scopes else None
         return apply(xp, job.rule, job.gradient, job.buffers, job.sizes, verdict, skip, job.dtype, **wanted)
 

@@ -19,6 +19,7 @@ class JaxNamespace:
     sum = staticmethod(jnp.sum)
     isfinite = staticmethod(jnp.isfinite)
     finfo = staticmethod(jnp.finfo)
+    float32 = jnp.float32
 
     @staticmethod
     def sqrt(values: jax.Array) -> jax.Array:
@@ -32,11 +33,17 @@ class JaxNamespace:
         return jnp.all(jnp.isfinite(values))
 
     @staticmethod
-    def sums(arrays: Iterable[jax.Array], *, largest: bool) -> list[jax.Array]:
-        """The sum of each array, or of the last its maximum if ``largest``, in one pass; for metrics only.
+    def inner(x: jax.Array, y: jax.Array) -> jax.Array:
+        """The sum of x·y."""
+        return jnp.sum(x * y)
 
-        Columns first, then their sums: one long chain of float32 additions would lose digits.
+    @staticmethod
+    def sums(terms: Iterable[Any], *, largest: bool) -> list[jax.Array]:
+        """The sum of each array or product of two, or of the last its maximum if ``largest``; for metrics only.
+
+        One pass over all: columns first, then their sums, as one long chain of float32 additions would lose digits.
         """
+        arrays = [term[0] * term[1] if isinstance(term, tuple) else term for term in terms]
         listed = [lax.stop_gradient(array) for array in arrays]  # XLA's joint reduction has no derivative
         first = [jnp.max if largest and k == len(listed) - 1 else jnp.sum for k in range(len(listed))]
         if listed[0].ndim > 1:
@@ -48,6 +55,21 @@ class JaxNamespace:
 
             listed = lax.reduce(tuple(listed), tuple(start), merge, tuple(range(listed[0].ndim - 1)))
         return [f(array) for f, array in zip(first, listed, strict=True)]
+
+    @staticmethod
+    def as_bits(values: jax.Array) -> jax.Array:
+        """The bits of float32 numbers, as integers."""
+        return lax.bitcast_convert_type(values, jnp.int32)
+
+    @staticmethod
+    def from_bits(bits: jax.Array) -> jax.Array:
+        """The float32 numbers that have these bits."""
+        return lax.bitcast_convert_type(bits, jnp.float32)
+
+    @staticmethod
+    def positions(values: jax.Array) -> jax.Array:
+        """Each entry's number."""
+        return lax.iota(jnp.int32, values.size).reshape(values.shape)
 
     @staticmethod
     def astype(values: jax.Array, dtype: Any) -> jax.Array:

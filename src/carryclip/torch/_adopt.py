@@ -15,17 +15,17 @@ from carryclip.torch._state import (
     Ledger,
     OptimizerHome,
     OwnHome,
+    Storage,
     averages_of,
-    kind_of,
     wide,
 )
 
 
-def mend(optimizer: Optimizer, leaves: list[Leaf], summary: str) -> None:
+def mend(optimizer: Optimizer, leaves: list[Leaf], storage: Storage, summary: str) -> None:
     """Undo what a load without U-Clip has done to our buffers, as far as that is possible, and warn."""
     damage: set[str] = set()
     for leaf in leaves:
-        damage |= repair(optimizer.state.get(leaf.param, {}), leaf.param)
+        damage |= repair(optimizer.state.get(leaf.param, {}), leaf.param, storage)
     if damage:
         warn_user(
             f"{summary}: {', '.join(sorted(damage))} had been cast to the parameters' type by a load without U-Clip, "
@@ -34,15 +34,15 @@ def mend(optimizer: Optimizer, leaves: list[Leaf], summary: str) -> None:
         )
 
 
-def repair(entries: Entries, param: Tensor) -> set[str]:
-    """Bring loaded buffers back to at least float32; says what a load without U-Clip has done to them.
+def repair(entries: Entries, param: Tensor, storage: Storage) -> set[str]:
+    """Bring loaded buffers back to their own type; says what a load without U-Clip has done to them.
 
     A float32 carry that was cast to float16 may have become infinite, and would stay so: such entries become 0.
     """
     damage = set()
     for key in [key for key in entries if key.startswith(PREFIX)]:
-        value, kind = entries[key], kind_of(key.removeprefix(PREFIX), param, wide(param.dtype))
-        if value.dtype in (torch.float16, torch.bfloat16, torch.complex32):
+        value, kind = entries[key], storage.kind(key.removeprefix(PREFIX), param, wide(param.dtype))
+        if value.dtype in (torch.float16, torch.bfloat16, torch.complex32) and value.dtype != kind:
             damage.add(key)
             value = value.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) if not value.is_complex() else value
         entries[key] = value.to(kind)

@@ -14,10 +14,11 @@ from carryclip.diagnosis import warn_user
 from carryclip.torch import _layout, _targets
 from carryclip.torch._adopt import mend, take_over
 from carryclip.torch._advice import Advice, Observer, check_observable
+from carryclip.torch._compiled import CompileMode, check_mode
 from carryclip.torch._engine import Engine, Report
 from carryclip.torch._hooks import Hooks
 from carryclip.torch._layout import Group, Leaf, RegionMap
-from carryclip.torch._state import PREFIX, STEPS, Ledger, OptimizerHome, OwnHome, params_of
+from carryclip.torch._state import PREFIX, STEPS, Ledger, OptimizerHome, OwnHome, params_of, read_storage
 from carryclip.torch._watch import Metrics, Watch, has_values
 
 
@@ -36,6 +37,11 @@ class UClip:
         nonfinite: ``"skip"``, ``"zero"`` (bad entries become 0), ``"raise"`` or ``"propagate"``.
         metrics_every: measure every so many steps; 0 switches metrics and automatic warnings off.
         observe: change nothing, only record what clipping would do; see ``advise()``.
+        compile: True compiles the step for large tensors with ``torch.compile``: less time per step for half a minute
+            at the first one. ``"auto"`` does so for models of some size. Without a compiler it goes on as it is.
+        carry_dtype: ``"bfloat16"`` stores the carry in half the memory, rounded at random so that nothing is lost on
+            average; the default is at least float32.
+        moments_dtype: the same for moments and feed averages.
 
     >>> import torch
     >>> from carryclip import Component
@@ -57,6 +63,9 @@ class UClip:
         *,
         metrics_every: int = 10,
         observe: bool = False,
+        compile: CompileMode = False,
+        carry_dtype: str | torch.dtype | None = None,
+        moments_dtype: str | torch.dtype | None = None,
     ) -> None:
         if isinstance(metrics_every, bool) or not isinstance(metrics_every, int) or metrics_every < 0:
             raise ValueError(f"metrics_every must be a whole number of steps, or 0 for never; got {metrics_every!r}.")
@@ -77,7 +86,15 @@ class UClip:
         _targets.claim(self, self._params(), watch_only=observe)
         home = OptimizerHome(optimizers) if optimizers and not observe else OwnHome()
         self.ledger = Ledger(self._layout)
-        self._engine = Engine(home, self.ledger, 1 if observe else metrics_every, write=not observe)
+        self._storage = read_storage(carry_dtype, moments_dtype, self._params())
+        self._engine = Engine(
+            home,
+            self.ledger,
+            1 if observe else metrics_every,
+            write=not observe,
+            compile=check_mode(compile),
+            storage=self._storage,
+        )
         self._watch = Watch(self.ledger, self.summary(), self.carry_policy, quiet=observe)
         self._hooks = Hooks(self, optimizers, observe=observe) if optimizers else None
         self._removed = False
@@ -185,6 +202,7 @@ class UClip:
                 where = f"parameter {number}" if leaf is None else leaf.name
                 raise ValueError(f"The state does not fit these parameters: {where} is missing or has another shape.")
         home.state.clear()
+        self._engine.forget_clear()
         for number, entries in state.items():
             param = self._layout.leaves[number].param
             home.entries(param).update({k: v.to(param.device, copy=True) for k, v in entries.items()})
@@ -238,6 +256,7 @@ class UClip:
         if isinstance(home, OptimizerHome):
             home.forget(optimizer)
         self._engine.bad_steps = None
+        self._engine.forget_clear()
         self._watch.reset()
         if marked:
             self._adopt_found(optimizer)
@@ -278,7 +297,7 @@ class UClip:
         """Go on with what is in the optimizer's state."""
         mine = set(params_of(optimizer))
         leaves = [leaf for leaf in self._layout.leaves if leaf.param in mine]
-        mend(optimizer, leaves, self.summary())
+        mend(optimizer, leaves, self._storage, self.summary())
         own = {id(group) for group in optimizer.param_groups}
         pairs = [pair for pair in zip(self._groups, self._layout.groups, strict=True) if id(pair[0]) in own]
         self._take_over(leaves, [group for group, _ in pairs], [place for _, place in pairs])
@@ -342,6 +361,9 @@ class UClip:
             "nonfinite": self.nonfinite,
             "metrics_every": self._engine.metrics_every,
             "observe": self._observer is not None,
+            "compile": self._engine.compile,
+            "carry_dtype": self._storage.carry,
+            "moments_dtype": self._storage.moments,
         }
         if self._optimizers:
             return _attach_again, (self.optimizers, self.regions.default, options, self._removed)

@@ -1,20 +1,27 @@
 """One step over all parameters: gradient -> measure -> decide -> apply -> update and state.
 
-Nothing here reads a value back from the device, except under ``nonfinite="raise"``.
+There are three ways through a step, with the same results: in place (constant regions), the pure functions on pieces
+(everything), and the pure functions compiled (large tensors, on request). Away from the CPU nothing here reads a value
+back, except under ``nonfinite="raise"``.
 """
 
+import contextlib
 import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
-from carryclip.algorithm import Sums, Verdict, apply, decide, measure
-from carryclip.diagnosis import Diagnosis, last_step, of_scopes
-from carryclip.torch._jobs import Job, close_job, open_job, sizes_of
+from carryclip.algorithm import Age, Rule, Sums, Verdict, age, apply, decide, measure
+from carryclip.diagnosis import LAST_STEP, Diagnosis, last_step, of_scopes
+from carryclip.torch import _compiled, _inplace
+from carryclip.torch._compiled import CompileMode, NotCompiledError
+from carryclip.torch._inplace import Slab, UnsuitableError
+from carryclip.torch._jobs import CHUNK, SMALL, Job, Piece, open_job, pieces_of, present, sizes_of
 from carryclip.torch._layout import Layout
 from carryclip.torch._namespace import xp
-from carryclip.torch._state import Ledger, OptimizerHome, OwnHome
+from carryclip.torch._state import AS_COMPUTED, Ledger, OptimizerHome, OwnHome, Storage
 
 
 class NonFiniteGradientError(FloatingPointError):
@@ -28,18 +35,34 @@ class Report(NamedTuple):
     metrics: Tensor | None
 
 
+Fitted = list[tuple[Job, tuple[Any, ...]]]
+"""The gradients of a step, each with the region's numbers for it."""
+
+
 class Engine:
     """Runs the algorithm over a layout, with buffers from a home and scalars from a ledger."""
 
     def __init__(
-        self, home: OwnHome | OptimizerHome, ledger: Ledger, metrics_every: int, *, write: bool = True
+        self,
+        home: OwnHome | OptimizerHome,
+        ledger: Ledger,
+        metrics_every: int,
+        *,
+        write: bool = True,
+        compile: CompileMode = False,
+        storage: Storage = AS_COMPUTED,
     ) -> None:
         self.home = home
         self.ledger = ledger
         self.metrics_every = metrics_every
         self.write = write
+        self.compile: CompileMode = compile
+        self.storage = storage
+        self.small = SMALL
         self.bad_steps: Tensor | None = None
         """How often each clipped parameter was not finite."""
+        self._clear: dict[tuple[int, int], list[tuple[Tensor, int]]] = {}
+        """Scopes whose carry is 0 everywhere, as far as their carries have not been written since."""
 
     @torch.no_grad()
     def run(
@@ -50,8 +73,9 @@ class Engine:
         ``found_inf`` is a verdict from outside; ``grad_scale`` a loss scale still in them, when only observing;
         ``inspect`` asks for the metrics of this step.
         """
+        entries, rules, storage = self.home.entries, layout.rules, self.storage
         jobs = [
-            open_job(leaf, layout.rules[leaf.rule], self.home.entries(leaf.param), write=self.write, scale=grad_scale)
+            open_job(leaf, rules[leaf.rule], entries(leaf.param), storage, write=self.write, scale=grad_scale)
             for leaf in layout.leaves
             if leaf.param.grad is not None
         ]
@@ -61,93 +85,143 @@ class Engine:
             self.ledger.steps += 1
             return Report(None, None)
         # Everything that can fail for a reason of the user's comes before anything is written.
-        sizes = [rule.region.sizes(step) for rule in layout.rules]
-        fitted = [sizes_of(job, sizes[job.leaf.rule]) for job in jobs]
+        sizes = [rule.region.sizes(step) for rule in rules]
+        fitted = [(job, sizes_of(job, sizes[job.leaf.rule])) for job in jobs]
         device = self.ledger.skipped.device
-        sums = [measure(xp, job.rule, job.gradient, job.buffers.carry, job.dtype) for job in jobs]
+        host = _is_readable(self.ledger.skipped) and all(_is_readable(job.gradient) for job in jobs)
+        work = self._arrange(layout, fitted, host=host, in_place=self.write and not inspect, inspect=inspect)
+        try:
+            parts = self._measure(work)
+        except UnsuitableError:
+            work = self._arrange(layout, fitted, host=host, in_place=False, inspect=inspect)
+            parts = self._measure(work)
         totals = {
-            number: self._totals([(j, s) for j, s in zip(jobs, sums, strict=True) if j.leaf.rule == number], device)
-            for number, rule in enumerate(layout.rules)
-            if rule.region.joint and any(job.leaf.rule == number for job in jobs)
+            number: _totals([part for part in parts if part.rule == number], device)
+            for number, rule in enumerate(rules)
+            if rule.region.joint and any(part.rule == number for part in parts)
         }
-        skip = self._skip(layout, jobs, sums, totals, found_inf, step, device)
+        skip = self._skip(layout, work, parts, totals, found_inf, step, device)
         self.ledger.steps += 1
-        verdicts = {
-            number: self._decide(layout, number, part, sizes[number][0], skip) for number, part in totals.items()
-        }
-        dropped, diagnoses = [], []
-        for job, own_sizes in zip(jobs, fitted, strict=True):
-            own = job.leaf.rule
-            outcome = apply(
-                xp,
-                job.rule,
-                job.gradient,
-                job.buffers,
-                own_sizes,
-                verdicts[own].of(job) if own in verdicts else None,
-                None if skip is None else skip.to(job.gradient.device, non_blocking=True),
-                job.dtype,
-                tally=self.metrics_every > 0,
-                inspect=inspect,
-            )
-            close_job(job, outcome.update, outcome.buffers, write=self.write)
-            if outcome.dropped_sq is not None:
-                dropped.append(outcome.dropped_sq.to(device, self.ledger.dropped.dtype, non_blocking=True))
-            diagnoses.append(outcome.diagnosis)
-        self._account(skip, dropped, verdicts)
-        metrics = self._metrics(layout, jobs, diagnoses, verdicts, sizes, device) if inspect else None
+        stop = host and skip is not None and bool(skip)
+        verdicts: dict[int, _Verdicts] = {}
+        dropped: list[Tensor] = []
+        diagnoses: list[tuple[Piece, Diagnosis]] = []
+        if not stop:
+            doubt = None if host else skip
+            verdicts = {n: self._decide(layout, n, part, sizes[n][0], doubt) for n, part in totals.items()}
+            dropped = self._apply_slabs(layout, work, verdicts, doubt)
+            for piece in work.pieces:
+                dropped_sq, diagnosis = self._apply(piece, work, verdicts, doubt, step, inspect=inspect)
+                dropped += [] if dropped_sq is None else [dropped_sq]
+                diagnoses += [] if diagnosis is None else [(piece, diagnosis)]
+            _count_up(jobs, doubt)
+        elif self.write:
+            torch._foreach_zero_([job.gradient for job in jobs])
+        self._account(skip, stop if host else None, dropped, verdicts)
+        metrics = _metrics(rules, jobs, diagnoses, verdicts, sizes, device) if inspect else None
         return Report(skip, metrics)
 
-    def _totals(self, members: list[tuple[Job, Sums]], device: torch.device) -> "_Totals":
-        """Add up the sums of a ``Norm``'s arrays within each scope that takes part."""
-        present = list(dict.fromkeys(job.leaf.scope for job, _ in members))
-        place = {scope: k for k, scope in enumerate(present)}
-        where = [place[job.leaf.scope] for job, _ in members]
-        dtype = torch.float64 if any(job.dtype == torch.float64 for job, _ in members) else torch.float32
+    # ------------------------------------------------------------------ arranging
 
-        def total(name: str) -> Tensor | None:
-            column = [getattr(sums, name) for _, sums in members]
-            return None if column[0] is None else _by_scope(column, where, len(present), device, dtype)
+    def _arrange(self, layout: Layout, fitted: Fitted, *, host: bool, in_place: bool, inspect: bool) -> "_Work":
+        """Which way each gradient takes."""
+        large = [job.plain and job.gradient.numel() >= self.small for job, _ in fitted]
+        entries = sum(job.gradient.numel() for (job, _), worth in zip(fitted, large, strict=True) if worth)
+        compiled = _compiled.wanted(self.compile, entries)
+        suited = [in_place and _inplace.suits(rule) for rule in layout.rules]
+        slabs, pieces = [], []
+        for (job, sizes), worth in zip(fitted, large, strict=True):
+            fast = suited[job.leaf.rule] and not (compiled and worth) and _inplace.takes(job, sizes, host=host)
+            (slabs if fast else pieces).append((job, sizes))
+        # A compiled function reads each array once; only the metrics need arrays in between.
+        longest = CHUNK if host and (inspect or not compiled) else None
+        return _Work(
+            slabs=list(_inplace.slabs_of(slabs, host=host)),
+            pieces=list(pieces_of(pieces, longest, self.small)),
+            host=host,
+            compiled=compiled,
+        )
 
-        narrow = [torch.finfo(job.gradient.dtype).eps / 2 for job, _ in members if job.gradient.dtype != job.dtype]
-        sums = Sums(None, total("total_sq"), total("carry_sq"), total("dot"))
-        return _Totals(sums, present, place, max(narrow, default=0.0))
+    # ------------------------------------------------------------------ measuring
+
+    def _measure(self, work: "_Work") -> "list[_Part]":
+        """The sums of every slab and piece."""
+        parts = [_Part(slab.jobs, self._measure_slab(slab, work)) for slab in work.slabs]
+        return parts + [_Part(piece.jobs, self._measure_piece(piece, work)) for piece in work.pieces]
+
+    def _measure_slab(self, slab: Slab, work: "_Work") -> Sums:
+        rule = slab.rule
+        if rule.region.joint:
+            clear = work.host and self._is_clear(slab.jobs[0], work)
+            return _inplace.measure_norm(slab, clear=clear) if work.host else _inplace.measure_norms(slab)
+        if rule.nonfinite == "propagate":
+            return Sums()
+        return _inplace.look(slab) if work.host else Sums(bad=_inplace.bad_flags(slab))
+
+    def _measure_piece(self, piece: Piece, work: "_Work") -> Sums:
+        job = piece.jobs[0]
+        if work.compiled and piece.large and job.rule.region.joint:
+            with contextlib.suppress(NotCompiledError):
+                return _compiled.measured(job.rule, piece.gradient, piece.buffers.carry, job.dtype)
+        return measure(xp, job.rule, piece.gradient, piece.buffers.carry, job.dtype)
+
+    def _is_clear(self, job: Job, work: "_Work") -> bool:
+        """Whether the carry of the job's scope is known to be 0, because the last step has left it so."""
+        scope = job.leaf.rule, job.leaf.scope
+        if scope not in work.clear:
+            seen = self._clear.get(scope)
+            work.clear[scope] = seen is not None and all(carry._version == version for carry, version in seen)
+        return work.clear[scope]
+
+    # ------------------------------------------------------------------ deciding
 
     def _skip(
         self,
         layout: Layout,
-        jobs: list[Job],
-        sums: list[Sums],
-        totals: dict[int, "_Totals"],
+        work: "_Work",
+        parts: "list[_Part]",
+        totals: "dict[int, _Totals]",
         found_inf: Tensor | None,
         step: int,
         device: torch.device,
     ) -> Tensor | None:
         """Whether this step must not count, as a boolean on the device; None if nothing can stop it."""
         outside = None if found_inf is None else (found_inf.to(device, non_blocking=True) > 0).reshape(())
-        judged = [(job, s.bad) for job, s in zip(jobs, sums, strict=True) if s.bad is not None and job.rule.can_reject]
+        judged = [part for part in parts if part.sums.bad is not None and part.jobs[0].rule.can_reject]
         if not judged:
             return outside
-        flags = torch.stack([bad.to(device, non_blocking=True) for _, bad in judged])
-        self._remember_bad(layout, [job.leaf.number for job, _ in judged], flags)
-        bad = torch.any(flags)
+        if work.host:
+            bad: Any = any(bool(part.sums.bad) for part in judged)
+            if bad:
+                self._remember(layout, *_culprits(judged, device))
+        else:
+            numbers, flags = _flags(judged, device)
+            bad = torch.stack([part.sums.bad.any().to(device, non_blocking=True) for part in judged]).any()
+            self._remember(layout, numbers, flags)
         for number, part in totals.items():
             if layout.rules[number].can_reject:
-                bad = bad | ~torch.all(torch.isfinite(part.sums.total_sq))
+                overflow = ~torch.all(torch.isfinite(part.sums.total_sq))
+                bad = (bad or bool(overflow)) if work.host else bad | overflow
         if layout.rules[0].nonfinite == "raise":
             guilty = bad if outside is None else bad & ~outside
             if bool(guilty):
-                names = [job.leaf.name for (job, _), flag in zip(judged, flags.tolist(), strict=True) if flag]
-                culprit = "; ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-                raise NonFiniteGradientError(
-                    f"Step {step}: the gradient of {culprit or 'the whole vector (its norm overflows)'} is not finite. "
-                    "Carry, moments and parameters are unchanged. Skip the batch (optimizer.zero_grad()), or attach "
-                    'U-Clip with nonfinite="skip".'
-                )
+                raise self._complaint(layout, judged, step, device)
+        bad = torch.full((), bad, dtype=torch.bool, device=device) if work.host else bad
         return bad if outside is None else bad | outside
+
+    def _complaint(self, layout: Layout, judged: "list[_Part]", step: int, device: torch.device) -> Exception:
+        numbers, flags = _culprits(judged, device)
+        names = [layout.leaves[n].name for n, flag in zip(numbers, flags.tolist(), strict=True) if flag]
+        culprit = "; ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        return NonFiniteGradientError(
+            f"Step {step}: the gradient of {culprit or 'the whole vector (its norm overflows)'} is not finite. "
+            "Carry, moments and parameters are unchanged. Skip the batch (optimizer.zero_grad()), or attach "
+            'U-Clip with nonfinite="skip".'
+        )
 
     def move(self, old: Layout, new: Layout) -> None:
         """Param groups were added: keep the counts with their parameters."""
+        self.forget_clear()
         if self.bad_steps is not None:
             counts = self.bad_steps
             self.bad_steps = torch.zeros(len(new.leaves), dtype=torch.int64, device=counts.device)
@@ -156,11 +230,15 @@ class Engine:
                 if leaf.param in places:
                     self.bad_steps[leaf.number] = counts[places[leaf.param]]
 
-    def _remember_bad(self, layout: Layout, numbers: list[int], flags: Tensor) -> None:
+    def forget_clear(self) -> None:
+        """Carries may have come from elsewhere."""
+        self._clear.clear()
+
+    def _remember(self, layout: Layout, numbers: list[int], flags: Tensor) -> None:
         """Count, per parameter, the steps in which it was not finite."""
         if self.bad_steps is None:
             self.bad_steps = torch.zeros(len(layout.leaves), dtype=torch.int64, device=flags.device)
-        if len(numbers) == len(layout.leaves):
+        if numbers == list(range(len(layout.leaves))):
             self.bad_steps += flags
         else:
             self.bad_steps.index_add_(0, torch.tensor(numbers, device=flags.device), flags.long())
@@ -171,66 +249,150 @@ class Engine:
         feed = memory = present = None
         if rule.gates_scopes:
             memory = feed = self.ledger.feeds[number]
-            if len(part.present) < len(layout.scopes[number]):
-                present = torch.tensor(part.present, device=memory.count.device)
+            if len(part.place) < len(layout.scopes[number]):
+                present = torch.tensor(list(part.place), device=memory.count.device)
                 feed = type(memory)(memory.average[present], memory.count[present])
         verdict, moved = decide(xp, rule, part.sums, radius, feed, skip, part.rounding)
         if memory is not None and moved is not None:
             for stored, new in zip(memory, moved, strict=True):
                 stored.copy_(new) if present is None else stored.index_copy_(0, present, new.to(stored.dtype))
-        return _Verdicts(verdict, part)
+        return _Verdicts(verdict, part.place)
 
-    def _account(self, skip: Tensor | None, dropped: list[Tensor], verdicts: dict[int, "_Verdicts"]) -> None:
-        """Move the running totals on."""
+    # ------------------------------------------------------------------ applying
+
+    def _apply_slabs(
+        self, layout: Layout, work: "_Work", verdicts: "dict[int, _Verdicts]", skip: Tensor | None
+    ) -> list[Tensor]:
+        """Write all slabs; returns the squares of what was dropped where that is counted."""
+        dropped, untouched = [], set()
+        tally = self.metrics_every > 0
+        for slab in work.slabs:
+            job = slab.jobs[0]
+            keep = None if skip is None else (~skip).to(slab.gradients[0].device, slab.dtype, non_blocking=True)
+            own = verdicts.get(job.leaf.rule)
+            if own is None:
+                lost = _inplace.clip_components(slab, keep, tally=tally)
+                dropped += [] if lost is None else [lost]
+            elif work.host and not own.clips(job) and (not slab.carries or self._is_clear(job, work)):
+                untouched.add((job.leaf.rule, job.leaf.scope))
+            else:
+                verdict = own.of(job)
+                _inplace.clip_norm(slab, verdict.scale, verdict.keep, keep)
+        if work.host:
+            self._note_clear(layout, work, verdicts, untouched)
+        return dropped
+
+    def _note_clear(
+        self, layout: Layout, work: "_Work", verdicts: "dict[int, _Verdicts]", untouched: set[tuple[int, int]]
+    ) -> None:
+        """Remember the scopes whose sums were all inside, so that their carry is 0 now."""
+        carries: dict[tuple[int, int], list[Tensor]] = {}
+        for slab in work.slabs:
+            job = slab.jobs[0]
+            own = verdicts.get(job.leaf.rule)
+            scope = job.leaf.rule, job.leaf.scope
+            if own is None or not slab.carries or scope in untouched:
+                continue
+            exact = slab.dtype == slab.gradients[0].dtype and not own.clips(job)
+            if exact and not any(job.stored.carry.is_inference() for job in slab.jobs):
+                carries.setdefault(scope, []).extend(job.stored.carry for job in slab.jobs)
+            else:
+                carries[scope] = []
+                self._clear.pop(scope, None)
+        for scope, found in carries.items():
+            members = layout.members(*scope)
+            distinct = {id(carry): carry for carry in found}
+            if found and len(distinct) == members:
+                self._clear[scope] = [(carry, carry._version) for carry in distinct.values()]
+
+    def _apply(
+        self,
+        piece: Piece,
+        work: "_Work",
+        verdicts: "dict[int, _Verdicts]",
+        skip: Tensor | None,
+        step: int,
+        *,
+        inspect: bool,
+    ) -> tuple[Any, Any]:
+        """Write one piece; returns (square of what was dropped, diagnosis), each None if not asked for."""
+        job = piece.jobs[0]
+        own = verdicts.get(job.leaf.rule)
+        verdict = None if own is None else own.of(job)
+        skip = None if skip is None else skip.to(piece.gradient.device, non_blocking=True)
+        count = piece.buffers.count
+        clock = work.clocks.get(id(count)) if count is not None else Age()
+        if clock is None:
+            clock = work.clocks[id(count)] = age(xp, job.rule, count, job.dtype)
+        narrow = any(x is not None and x.dtype != job.dtype for x in piece.buffers[:-1])
+        how: dict[str, Any] = {
+            "clock": clock,
+            "seed": piece.seed(step) if narrow else None,
+            "tally": self.metrics_every > 0,
+            "inspect": inspect,
+        }
+        given = piece.gradient, piece.buffers, piece.sizes, verdict, skip, job.dtype
+        if work.compiled and piece.large:
+            with contextlib.suppress(NotCompiledError):
+                return _compiled.applied(job.rule, *given, **how, write=self.write)
+        outcome = apply(xp, job.rule, *given, **how)
+        piece.commit(outcome.update, outcome.buffers, write=self.write)
+        return outcome.dropped_sq, outcome.diagnosis
+
+    def _account(
+        self, skip: Tensor | None, stop: bool | None, dropped: list[Tensor], verdicts: "dict[int, _Verdicts]"
+    ) -> None:
+        """Move the running totals on; ``stop`` is the value of ``skip`` where it is known."""
         ledger = self.ledger
         if skip is not None:
-            ledger.skipped += skip
-            ledger.streak.copy_(torch.where(skip, ledger.streak + 1, 0))
-        squares = dropped + [
-            v.verdict.dropped.square().sum().to(ledger.dropped.dtype)
-            for v in verdicts.values()
-            if v.verdict.dropped is not None
-        ]
-        if squares and self.metrics_every > 0:
+            if stop is None:
+                ledger.skipped += skip
+                ledger.streak.copy_(torch.where(skip, ledger.streak + 1, 0))
+            elif stop:
+                ledger.skipped += 1
+                ledger.streak += 1
+            else:
+                ledger.streak.zero_()
+        if self.metrics_every <= 0 or stop:
+            return
+        kind, device = ledger.dropped.dtype, ledger.dropped.device
+        squares = [x.to(device, kind, non_blocking=True) for x in dropped]
+        norms = [v.verdict.dropped for v in verdicts.values() if v.verdict.dropped is not None]
+        squares += [norm.square().sum().to(kind) for norm in norms]
+        if squares:
             amount = torch.stack(squares).sum().sqrt()
-            ledger.dropped += amount if skip is None else torch.where(skip, 0.0, amount)
+            ledger.dropped += amount if skip is None or stop is False else torch.where(skip, 0.0, amount)
 
-    def _metrics(
-        self,
-        layout: Layout,
-        jobs: list[Job],
-        diagnoses: list[Any],
-        verdicts: dict[int, "_Verdicts"],
-        sizes: list[tuple[Any, ...]],
-        device: torch.device,
-    ) -> Tensor:
-        """The metrics of this step as one small vector."""
-        dtype = torch.float64 if any(job.dtype == torch.float64 for job in jobs) else torch.float32
-        parts = []
-        for number in range(len(layout.rules)):
-            members = [(job, d) for job, d in zip(jobs, diagnoses, strict=True) if job.leaf.rule == number]
-            if not members:
-                continue
-            joint = verdicts.get(number)
-            where = [joint.part.place[job.leaf.scope] if joint else 0 for job, _ in members]
-            width = len(joint.part.present) if joint else 1
-            columns = [[d[k] for _, d in members] for k in range(len(Diagnosis._fields))]
-            summed = [_by_scope(column, where, width, device, dtype) for column in columns[:-1]]
-            worst = torch.stack([_scalar(r, device, dtype) for r in columns[-1]]).amax().reshape(1)
-            part = Diagnosis._make([*summed, worst])
-            if joint:
-                part = of_scopes(xp, part, sizes[number][0], joint.verdict.clipped)
-            parts.append(part)
-        totals = [torch.cat([getattr(part, name) for part in parts]) for name in Diagnosis._fields]
-        overall = Diagnosis._make([*(column.sum() for column in totals[:-1]), totals[-1].amax()])
-        return torch.stack(last_step(xp, overall))
+
+class _Work:
+    """The gradients of one step, arranged."""
+
+    def __init__(self, slabs: list[Slab], pieces: list[Piece], *, host: bool, compiled: bool) -> None:
+        self.slabs = slabs
+        self.pieces = pieces
+        self.host = host
+        """All values can be read for nothing."""
+        self.compiled = compiled
+        self.clear: dict[tuple[int, int], bool] = {}
+        self.clocks: dict[int, Age] = {}
+
+
+class _Part(NamedTuple):
+    """Sums of a slab or a piece, which belong to one scope."""
+
+    jobs: list[Job]
+    sums: Sums
+
+    @property
+    def rule(self) -> int:
+        """Number of its rule."""
+        return self.jobs[0].leaf.rule
 
 
 class _Totals(NamedTuple):
-    """Sums per scope of one rule, and which scopes they are."""
+    """Sums per scope of one rule, and where each scope that takes part is among them."""
 
     sums: Sums
-    present: list[int]
     place: dict[int, int]
     rounding: float
     """How far, relative to its size, rounding to the narrowest gradient's type may move an update."""
@@ -239,18 +401,119 @@ class _Totals(NamedTuple):
 class _Verdicts:
     """A rule's verdict, handed out scope by scope."""
 
-    def __init__(self, verdict: Verdict, part: _Totals) -> None:
+    def __init__(self, verdict: Verdict, place: dict[int, int]) -> None:
         self.verdict = verdict
-        self.part = part
+        self.place = place
         self._scale = verdict.scale.unbind()
         self._keep = verdict.keep.unbind() if isinstance(verdict.keep, Tensor) else None
+        self._clipped: list[bool] | None = None
+
+    def clips(self, job: Job) -> bool:
+        """Whether the job's scope is clipped; waits for the device."""
+        if self._clipped is None:
+            # A norm of NaN, under "propagate", is above nothing and yet leaves nothing as it was.
+            self._clipped = [bool(scale != 1.0) for scale in self.verdict.scale.tolist()]
+        return self._clipped[self.place[job.leaf.scope]]
 
     def of(self, job: Job) -> Verdict:
         """The scalars for one parameter, on its device and in its precision."""
-        k = self.part.place[job.leaf.scope]
+        k = self.place[job.leaf.scope]
         place = {"device": job.gradient.device, "dtype": job.dtype, "non_blocking": True}
         keep = self.verdict.keep if self._keep is None else self._keep[k].to(**place)
         return Verdict(scale=self._scale[k].to(**place), keep=keep)
+
+
+def _is_readable(tensor: Tensor) -> bool:
+    """Whether values can be read without waiting: ordinary tensors in the host's memory, and no tracing."""
+    return tensor.device.type == "cpu" and type(tensor) in (Tensor, Parameter) and not torch.compiler.is_compiling()
+
+
+def _count_up(jobs: list[Job], skip: Tensor | None) -> None:
+    """Count the sample, unless the step does not count."""
+    counts: dict[torch.device, list[Tensor]] = {}
+    for job in jobs:
+        if job.stored.count is not None:
+            counts.setdefault(job.stored.count.device, []).append(job.stored.count)
+    for device, column in counts.items():
+        if skip is None:
+            torch._foreach_add_(column, 1)
+        else:
+            torch._foreach_add_(column, [(~skip).to(device, torch.int64, non_blocking=True)] * len(column))
+
+
+def _totals(parts: list[_Part], device: torch.device) -> _Totals:
+    """Add up the sums of a ``Norm``'s arrays within each scope that takes part."""
+    place: dict[int, int] = {}
+    for part in parts:
+        place.setdefault(part.jobs[0].leaf.scope, len(place))
+    where = [place[part.jobs[0].leaf.scope] for part in parts]
+    jobs = [part.jobs[0] for part in parts]
+    dtype = _widest(jobs)
+
+    def total(name: str) -> Tensor | None:
+        column = [getattr(part.sums, name) for part in parts]
+        return None if column[0] is None else _by_scope(column, where, len(place), device, dtype)
+
+    narrow = [torch.finfo(job.gradient.dtype).eps / 2 for job in jobs if job.gradient.dtype != job.dtype]
+    sums = Sums(None, total("total_sq"), total("carry_sq"), total("dot"))
+    return _Totals(sums, place, max(narrow, default=0.0))
+
+
+def _flags(judged: list[_Part], device: torch.device) -> tuple[list[int], Tensor]:
+    """Numbers of the parameters, and whether each is bad, without waiting for the device."""
+    numbers, columns = [], []
+    for part in judged:
+        flags = part.sums.bad.reshape(-1)
+        if flags.numel() < len(part.jobs):  # packed ones have one flag together; the norms tell which it is
+            flags = flags & ~torch.isfinite(
+                torch.stack(torch._foreach_norm([job.gradient for job in part.jobs], math.inf))
+            )
+        numbers += [job.leaf.number for job in part.jobs]
+        columns.append(flags.to(device, non_blocking=True))
+    return numbers, torch.cat(columns)
+
+
+def _culprits(judged: list[_Part], device: torch.device) -> tuple[list[int], Tensor]:
+    """Numbers of the parameters, and whether each is bad, by a second look at each."""
+    jobs = {job.leaf.number: job for part in judged for job in part.jobs}
+    looks = [measure(xp, j.rule, j.gradient, present(j).carry, j.dtype).bad for j in jobs.values()]
+    return list(jobs), torch.stack([bad.to(device) for bad in looks])
+
+
+def _metrics(
+    rules: list[Rule],
+    jobs: list[Job],
+    diagnoses: list[tuple[Piece, Diagnosis]],
+    verdicts: dict[int, _Verdicts],
+    sizes: list[tuple[Any, ...]],
+    device: torch.device,
+) -> Tensor:
+    """The metrics of this step as one small vector; zeros if it was not taken."""
+    dtype = _widest(jobs)
+    if not diagnoses:
+        return torch.zeros(len(LAST_STEP), device=device, dtype=dtype)
+    parts = []
+    for number in range(len(rules)):
+        members = [(piece.jobs[0], d) for piece, d in diagnoses if piece.jobs[0].leaf.rule == number]
+        if not members:
+            continue
+        joint = verdicts.get(number)
+        where = [joint.place[job.leaf.scope] if joint else 0 for job, _ in members]
+        width = len(joint.place) if joint else 1
+        columns = [[d[k] for _, d in members] for k in range(len(Diagnosis._fields))]
+        summed = [_by_scope(column, where, width, device, dtype) for column in columns[:-1]]
+        worst = torch.stack([_scalar(r, device, dtype) for r in columns[-1]]).amax().reshape(1)
+        part = Diagnosis._make([*summed, worst])
+        if joint:
+            part = of_scopes(xp, part, sizes[number][0], joint.verdict.clipped)
+        parts.append(part)
+    totals = [torch.cat([getattr(part, name) for part in parts]) for name in Diagnosis._fields]
+    overall = Diagnosis._make([*(column.sum() for column in totals[:-1]), totals[-1].amax()])
+    return torch.stack(last_step(xp, overall))
+
+
+def _widest(jobs: list[Job]) -> torch.dtype:
+    return torch.float64 if any(job.dtype == torch.float64 for job in jobs) else torch.float32
 
 
 def _scalar(value: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -262,10 +525,18 @@ def _scalar(value: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
 
 
 def _by_scope(column: list[Any], where: list[int], width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Add up scalars that belong to the same scope; those of one scope stand together."""
+    """Add up scalars that belong to the same scope, wherever they stand."""
+    if all(isinstance(value, (int, float)) for value in column):
+        sums = [0.0] * width
+        for value, k in zip(column, where, strict=True):
+            sums[k] += value
+        return torch.stack([_scalar(value, device, dtype) for value in sums])
     stacked = torch.stack([_scalar(value, device, dtype) for value in column])
     if width == 1:
         return stacked.sum().reshape(1)
-    if width == len(column):
+    if where == list(range(width)):
         return stacked
-    return torch.stack([part.sum() for part in stacked.split([where.count(k) for k in range(width)])])
+    groups: list[list[Tensor]] = [[] for _ in range(width)]
+    for value, k in zip(stacked.unbind(), where, strict=True):
+        groups[k].append(value)
+    return torch.stack([torch.stack(group).sum() for group in groups])

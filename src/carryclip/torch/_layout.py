@@ -1,8 +1,10 @@
 """Which parameters are clipped, by which rule, as part of which vector."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -43,6 +45,14 @@ class Layout:
     """The vectors of each rule, each named by something that stays when groups are added."""
     groups: list[tuple[int, slice] | None] = field(default_factory=list)
     """Per group its rule and the range of that rule's scopes it takes part in; None if it is left alone."""
+
+    def members(self, rule: int, scope: int) -> int:
+        """How many parameters make up one vector."""
+        return self._members[rule, scope]
+
+    @cached_property
+    def _members(self) -> Counter[tuple[int, int]]:
+        return Counter((leaf.rule, leaf.scope) for leaf in self.leaves)
 
 
 class RegionMap:

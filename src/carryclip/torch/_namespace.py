@@ -18,6 +18,7 @@ class TorchNamespace:
     sum = staticmethod(torch.sum)
     isfinite = staticmethod(torch.isfinite)
     finfo = staticmethod(torch.finfo)
+    float32 = torch.float32
 
     @staticmethod
     def allfinite(values: torch.Tensor) -> torch.Tensor:
@@ -26,20 +27,47 @@ class TorchNamespace:
         return torch.isfinite(low) & torch.isfinite(high)
 
     @staticmethod
-    def sums(arrays: Iterable[torch.Tensor], *, largest: bool) -> list[torch.Tensor]:
-        """The sum of each array, or of the last its maximum if ``largest``; each is made, reduced and let go."""
+    def inner(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """The sum of x·y; between vectors without an array in between, which a compiler does not make anyway."""
+        vectors = x.dim() == 1 and x.dtype == y.dtype and not torch.compiler.is_compiling()
+        return torch.dot(x, y) if vectors else torch.sum(x * y)
+
+    @staticmethod
+    def sums(terms: Iterable[Any], *, largest: bool) -> list[torch.Tensor]:
+        """The sum of each array or product of two, or of the last its maximum if ``largest``.
+
+        Each is made, reduced and let go before the next.
+        """
         found: list[torch.Tensor] = []
-        waiting: torch.Tensor | None = None
-        for array in arrays:
-            found += [] if waiting is None else [torch.sum(waiting)]
-            waiting = array
-        assert waiting is not None
-        return [*found, torch.amax(waiting) if largest else torch.sum(waiting)]
+        last: Any = None
+        for term in terms:
+            found += [] if last is None else [_sum(last)]
+            last = term
+        return [*found, torch.amax(last) if largest else _sum(last)]
+
+    @staticmethod
+    def as_bits(values: torch.Tensor) -> torch.Tensor:
+        """The bits of float32 numbers, as integers."""
+        return values.view(torch.int32)
+
+    @staticmethod
+    def from_bits(bits: torch.Tensor) -> torch.Tensor:
+        """The float32 numbers that have these bits."""
+        return bits.view(torch.float32)
+
+    @staticmethod
+    def positions(values: torch.Tensor) -> torch.Tensor:
+        """Each entry's number."""
+        return torch.arange(values.numel(), dtype=torch.int32, device=values.device).view(values.shape)
 
     @staticmethod
     def astype(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """``values`` in ``dtype``; the same tensor if it has it already."""
         return values.to(dtype)
+
+
+def _sum(term: Any) -> torch.Tensor:
+    return torch.sum(term) if isinstance(term, torch.Tensor) else TorchNamespace.inner(*term)
 
 
 xp: Any = TorchNamespace

@@ -6,7 +6,7 @@ are kept in the param groups, which load without a cast.
 
 import weakref
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -78,7 +78,7 @@ class OptimizerHome:
         state = self._state(param)
         if state is None:
             return self._waiting.setdefault(param, {})
-        if param in self._waiting:  # a step that raised has left them behind
+        if self._waiting and param in self._waiting:  # a step that raised has left them behind
             state.update(self._waiting.pop(param))
         return state
 
@@ -104,26 +104,58 @@ def params_of(optimizer: Optimizer) -> list[Tensor]:
     return [param for group in optimizer.param_groups for param in group["params"]]
 
 
-def buffers_of(entries: Entries, names: Iterable[str], param: Tensor, dtype: torch.dtype) -> Buffers:
+KEYS = {name: PREFIX + name for name in Buffers._fields}
+
+
+class Storage(NamedTuple):
+    """Narrower types in which buffers are stored; None for the type the steps compute in."""
+
+    carry: torch.dtype | None = None
+    moments: torch.dtype | None = None
+    """Of the feed average as well."""
+
+    def kind(self, name: str, param: Tensor, dtype: torch.dtype) -> torch.dtype:
+        """The type of one buffer of a parameter whose steps compute in ``dtype``."""
+        if name == "count":
+            return torch.int64
+        if param.is_complex():
+            return dtype.to_complex()
+        return (self.carry if name == "carry" else self.moments) or dtype
+
+
+AS_COMPUTED = Storage()
+
+
+def read_storage(carry: Any, moments: Any, params: list[Tensor]) -> Storage:
+    """The types the user asks for, or an error that says which there are."""
+    found = []
+    for name, asked in (("carry_dtype", carry), ("moments_dtype", moments)):
+        kind = asked if isinstance(asked, torch.dtype) or asked is None else getattr(torch, str(asked), asked)
+        if kind not in (None, torch.bfloat16):
+            raise ValueError(
+                f'{name} must be None (at least float32) or "bfloat16", got {asked!r}. float16 would overflow, and '
+                "wider types are chosen by themselves."
+            )
+        if kind is not None and any(param.is_complex() for param in params):
+            raise ValueError(f"{name}: complex parameters have no bfloat16; leave it at None.")
+        found.append(kind)
+    return Storage(*found)
+
+
+def buffers_of(entries: Entries, names: Iterable[str], param: Tensor, dtype: torch.dtype, storage: Storage) -> Buffers:
     """The buffers of one parameter, created as zeros where missing. Complex parameters are seen as pairs of reals."""
     found = {}
     for name in names:
-        key = PREFIX + name
-        kind = kind_of(name, param, dtype)
-        if key not in entries:
+        key = KEYS[name]
+        kind = storage.kind(name, param, dtype)
+        value = entries.get(key)
+        if value is None:
             like = param.new_empty(()) if name == "count" else param
-            entries[key] = torch.zeros_like(like, dtype=kind, requires_grad=False)
-        elif entries[key].dtype != kind:  # the model was converted, for example by model.double()
-            entries[key] = entries[key].to(kind)
-        value = entries[key]
+            value = entries[key] = torch.zeros_like(like, dtype=kind, requires_grad=False)
+        elif value.dtype != kind:  # the model was converted, for example by model.double()
+            value = entries[key] = value.to(kind)
         found[name] = torch.view_as_real(value) if value.is_complex() else value
     return Buffers(**found)
-
-
-def kind_of(name: str, param: Tensor, dtype: torch.dtype) -> torch.dtype:
-    if name == "count":
-        return torch.int64
-    return dtype.to_complex() if param.is_complex() else dtype
 
 
 class Ledger:

@@ -1,0 +1,154 @@
+"""``measure`` and ``apply`` as compiled functions: one loop over memory for each array.
+
+A function is compiled for a kind of rule and a type, never for a list of parameters. Arrays come as vectors of any
+length and radii as tensors, so that neither another model nor a schedule compiles anew.
+"""
+
+import dataclasses
+import functools
+import logging
+import types
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from carryclip.algorithm import Age, Buffers, Rule, Sums, Verdict, apply, measure
+from carryclip.precision import truncate
+from carryclip.torch._namespace import xp
+
+CompileMode = bool | Literal["auto"]
+WORTHWHILE = 1 << 22
+"""With ``"auto"``: entries in large tensors from which it pays to compile."""
+OPTIONS: dict[str, Any] = {"emulate_precision_casts": True}
+"""Without this the compiler drops the rounding to a narrower type, and the carry loses what rounding cuts off."""
+
+log = logging.getLogger("carryclip")
+_broken = False
+
+
+class NotCompiledError(Exception):
+    """There is no compiler that works; nothing has been written."""
+
+
+def check_mode(mode: Any) -> CompileMode:
+    """Return ``mode`` if it is one."""
+    if isinstance(mode, bool) or mode == "auto":
+        return mode
+    raise ValueError(f'compile must be True, False or "auto", got {mode!r}.')
+
+
+def wanted(mode: CompileMode, large: int) -> bool:
+    """Whether to compile, with ``large`` entries in tensors that are worth it."""
+    return not _broken and (mode is True or (mode == "auto" and large >= WORTHWHILE))
+
+
+def measured(rule: Rule, gradient: Tensor, carry: Tensor | None, dtype: torch.dtype) -> Sums:
+    """``measure`` of a ``Norm``."""
+    return Sums(*_called(_measure(_kind(rule), dtype), gradient, carry))
+
+
+def applied(
+    rule: Rule,
+    gradient: Tensor,
+    buffers: Buffers,
+    sizes: tuple[Any, ...],
+    verdict: Verdict | None,
+    skip: Tensor | None,
+    dtype: torch.dtype,
+    *,
+    clock: Age,
+    seed: int | None,
+    tally: bool,
+    inspect: bool,
+    write: bool,
+) -> tuple[Any, Any]:
+    """``apply`` that writes update and buffers itself and returns (square of what is dropped, diagnosis)."""
+    scalars = None
+    if verdict is not None:
+        keep = verdict.keep
+        scalars = (verdict.scale, keep if keep is None or isinstance(keep, Tensor) else _number(keep, dtype, gradient))
+    if rule.region.estimator is None:
+        sizes = tuple(truncate(size, torch.finfo(dtype)) if isinstance(size, float) else size for size in sizes)
+    numbers = tuple(_number(size, dtype, gradient) if isinstance(size, float) else size for size in sizes)
+    chance = None if seed is None else torch.full((), seed, dtype=torch.int32, device=gradient.device)
+    function = _apply(_kind(rule), dtype, tally, inspect, write)
+    return _called(function, gradient, tuple(buffers[:-1]), numbers, scalars, skip, tuple(clock), chance)
+
+
+def _kind(rule: Rule) -> Rule:
+    """The rule with its sizes, which are handed over at each step, replaced by 1: equal for all of its kind."""
+    sizes = {name: 1.0 for name in ("radius", "scale", "mean", "std") if hasattr(rule.region, name)}
+    return dataclasses.replace(rule, region=dataclasses.replace(rule.region, **sizes))  # type: ignore[type-var]
+
+
+@functools.lru_cache(maxsize=256)
+def _full(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.full((), value, dtype=dtype, device=device)
+
+
+def _number(value: float, dtype: torch.dtype, like: Tensor) -> Tensor:
+    return _full(value, dtype, like.device)
+
+
+@functools.cache
+def _measure(rule: Rule, dtype: torch.dtype) -> Callable[..., Any]:
+    def uclip_measure(gradient: Tensor, carry: Tensor | None) -> tuple[Any, ...]:
+        return tuple(measure(xp, rule, gradient, carry, dtype))
+
+    return _compile(uclip_measure)
+
+
+@functools.cache
+def _apply(rule: Rule, dtype: torch.dtype, tally: bool, inspect: bool, write: bool) -> Callable[..., Any]:
+    def uclip_apply(
+        gradient: Tensor, stored: Any, sizes: Any, scalars: Any, skip: Any, clock: Any, seed: Any
+    ) -> tuple[Any, Any]:
+        verdict = None if scalars is None else Verdict(*scalars)
+        buffers = Buffers(*stored)
+        outcome = apply(
+            xp,
+            rule,
+            gradient,
+            buffers,
+            sizes,
+            verdict,
+            skip,
+            dtype,
+            clock=Age(*clock),
+            seed=seed,
+            tally=tally,
+            inspect=inspect,
+        )
+        if write:
+            gradient.copy_(outcome.update)
+        for old, new in zip(stored, outcome.buffers, strict=False):
+            if old is not None:
+                old.copy_(new)
+        return outcome.dropped_sq, outcome.diagnosis
+
+    return _compile(uclip_apply)
+
+
+def _compile(function: Any) -> Callable[..., Any]:
+    """Compile a copy with a code object of its own, because the limit of recompilations is counted per code object."""
+    own = types.FunctionType(
+        function.__code__.replace(), function.__globals__, function.__name__, None, function.__closure__
+    )
+    return torch.compile(own, dynamic=True, fullgraph=True, options=OPTIONS)
+
+
+def _called(function: Callable[..., Any], *arguments: Any) -> Any:
+    global _broken
+    try:
+        return function(*arguments)
+    except RuntimeError as problem:
+        from torch._dynamo.exc import TorchDynamoException  # loaded by now, and slow to load otherwise
+
+        if not isinstance(problem, TorchDynamoException):
+            raise
+        _broken = True
+        reason = str(problem).strip().splitlines()[0]
+        log.warning("torch.compile does not work here, so U-Clip goes on uncompiled: %s", reason)
+        raise NotCompiledError from problem

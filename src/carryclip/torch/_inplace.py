@@ -1,0 +1,243 @@
+"""``Component`` and ``Norm`` written in place, on lists of tensors and without temporaries the size of the model.
+
+The results are those of the pure functions, bit for bit where a coordinate is clipped by itself. On the CPU a slab is
+as much as stays in the cache, and numbers may be looked at for nothing. Elsewhere a slab is a whole scope, every line
+is one launch for many tensors, and a step that must not count is undone by arithmetic: its gradients become 0 and so
+does the radius.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._utils import _flatten_dense_tensors as end_to_end
+
+from carryclip.algorithm import Rule, Sums
+from carryclip.precision import fit_for_squares, truncate
+from carryclip.regions import Component
+from carryclip.torch._jobs import Job
+from carryclip.torch._namespace import xp
+
+SLAB = 1 << 19
+"""Entries worked on at a time on the CPU."""
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def suits(rule: Rule) -> bool:
+    """Whether a rule's arithmetic can be done in place: a constant radius, and no second look at the coordinates."""
+    return rule.region.joint or (type(rule.region) is Component and isinstance(rule.carry, bool))
+
+
+def takes(job: Job, sizes: tuple[Any, ...], *, host: bool) -> bool:
+    """Whether one gradient can be clipped so."""
+    if not (job.plain and isinstance(sizes[0], float)):
+        return False
+    carry = job.stored.carry
+    if carry is not None and carry.dtype != job.dtype:
+        return False
+    # Away from the host a conversion would need a temporary, and zeroing bad entries another look at them.
+    return host or (job.gradient.dtype == job.dtype and job.rule.nonfinite != "zero")
+
+
+class Slab(NamedTuple):
+    """Gradients of one scope and type that are worked on together, and their carries if there are any."""
+
+    jobs: list[Job]
+    gradients: list[Tensor]
+    carries: list[Tensor]
+    dtype: torch.dtype
+    radius: float
+
+    @property
+    def rule(self) -> Rule:
+        """The rule of all its members."""
+        return self.jobs[0].rule
+
+
+def slabs_of(jobs: list[tuple[Job, tuple[Any, ...]]], *, host: bool) -> Iterator[Slab]:
+    """Put jobs together, and on the host cut large ones.
+
+    Elsewhere a slab's temporaries are no larger than the largest tensor or a twentieth of the model.
+    """
+    counts = [job.gradient.numel() for job, _ in jobs]
+    most = SLAB if host or not jobs else max(max(counts), sum(counts) // 20)
+    filling: dict[Any, Slab] = {}
+    room: dict[Any, int] = {}
+    for (job, sizes), count in zip(jobs, counts, strict=True):
+        gradient, carry = job.gradient, job.stored.carry
+        if count > most:
+            yield from _stretches(job, sizes[0])
+            continue
+        where = job.leaf.rule, job.leaf.scope, gradient.dtype, gradient.device, sizes[0]
+        if where in filling and room[where] < count:
+            yield filling.pop(where)
+        slab = filling.get(where)
+        if slab is None:
+            slab = filling[where] = Slab([], [], [], job.dtype, sizes[0])
+            room[where] = most
+        slab.jobs.append(job)
+        slab.gradients.append(gradient)
+        if carry is not None:
+            slab.carries.append(carry)
+        room[where] -= count
+    yield from filling.values()
+
+
+def _stretches(job: Job, radius: float) -> Iterator[Slab]:
+    """A large tensor in stretches, if gradient and carry lie in memory alike; otherwise whole."""
+    gradients, carries = [job.gradient], [] if job.stored.carry is None else [job.stored.carry]
+    order = sorted(range(gradients[0].dim()), key=gradients[0].stride, reverse=True)
+    rows = [x.permute(order) for x in (*gradients, *carries)]
+    if not all(x.is_contiguous() for x in rows):
+        yield Slab([job], gradients, carries, job.dtype, radius)
+        return
+    for parts in zip(*(x.view(-1).split(SLAB) for x in rows), strict=True):
+        yield Slab([job], [parts[0]], list(parts[1:]), job.dtype, radius)
+
+
+class UnsuitableError(Exception):
+    """There are numbers among the gradients that only the pure functions get right; nothing has been written."""
+
+
+def look(slab: Slab) -> Sums:
+    """Whether a slab on the host is finite: smallest and largest entry tell, and NaN is both."""
+    gradients = slab.gradients
+    low, high = torch.aminmax(gradients[0] if len(gradients) == 1 else end_to_end(gradients))
+    low, high = low.item(), high.item()
+    finite = math.isfinite(low) and math.isfinite(high)
+    huge = finite and max(-low, high) > torch.finfo(slab.dtype).max ** 0.5 / 8
+    if huge or (not finite and slab.rule.nonfinite == "zero"):
+        raise UnsuitableError
+    return Sums(bad=not finite)
+
+
+def bad_flags(slab: Slab) -> Tensor:
+    """Which of the gradients are not finite, for all at once."""
+    return ~torch.isfinite(torch.stack(torch._foreach_norm(slab.gradients, float("inf"))))
+
+
+def measure_norm(slab: Slab, *, clear: bool) -> Sums:
+    """The sums a ``Norm`` needs; ``clear`` says that the carry is known to be 0 everywhere."""
+    carries = [] if clear else slab.carries
+    if len(slab.gradients) == 1:
+        gradient, carry = slab.gradients[0].reshape(-1), carries[0].reshape(-1) if carries else None
+    else:
+        gradient, carry = end_to_end(slab.gradients), end_to_end(carries) if carries else None
+    gradient = gradient.to(slab.dtype)
+    total = gradient if carry is None else gradient + carry
+    total_sq = torch.dot(total, total)
+    bad = not math.isfinite(total_sq.item())
+    if bad and slab.rule.nonfinite == "zero":
+        raise UnsuitableError
+    if not slab.rule.gates_scopes:
+        return Sums(bad, total_sq)
+    if carry is None:
+        return Sums(bad, total_sq, torch.zeros_like(total_sq), torch.zeros_like(total_sq))
+    return Sums(bad, total_sq, carry_sq=torch.dot(carry, carry), dot=torch.dot(gradient, carry))
+
+
+def measure_norms(slab: Slab) -> Sums:
+    """The same away from the host: a launch per line, and one small vector per tensor."""
+    gradients, carries = slab.gradients, slab.carries
+    totals = torch._foreach_add(gradients, carries) if carries else gradients
+    total_sq = _squares(totals)
+    bad = ~torch.isfinite(total_sq)
+    if not (slab.rule.gates_scopes and carries):
+        return Sums(bad, total_sq.sum())
+    del totals
+    dot = end_to_end(torch._foreach_mul(gradients, carries)).sum()
+    return Sums(bad, total_sq.sum(), carry_sq=_squares(carries).sum(), dot=dot)
+
+
+def _squares(tensors: Any) -> Tensor:
+    return torch.stack(torch._foreach_norm(tensors)).square()
+
+
+def clip_components(slab: Slab, keep: Tensor | None, *, tally: bool) -> Tensor | None:
+    """Clip each coordinate; returns the square of what is lost if it is counted.
+
+    ``keep`` is 1, or 0 for a step that must not count; None where that is known not to be so.
+    """
+    narrow = slab.gradients[0].dtype
+    radius = truncate(slab.radius, torch.finfo(narrow))
+    radius = min(radius, torch.finfo(narrow).max)
+    gradients, carries = slab.gradients, slab.carries
+    if keep is not None:
+        _multiply_bits(gradients, keep)
+    if not carries:
+        if tally:
+            return _clip_and_count(gradients, radius, slab.dtype)
+        torch._foreach_clamp_min_(gradients, -radius)
+        torch._foreach_clamp_max_(gradients, radius)
+        return None
+    torch._foreach_add_(carries, gradients)
+    if keep is None:
+        for gradient, total in zip(gradients, carries, strict=True):
+            if narrow == slab.dtype:
+                torch.clamp(total, -radius, radius, out=gradient)
+            else:
+                gradient.copy_(total.clamp(-radius, radius))
+    else:
+        largest = torch.finfo(slab.dtype).max  # two huge finite numbers may add up to inf
+        torch._foreach_clamp_min_(carries, -largest)
+        torch._foreach_clamp_max_(carries, largest)
+        torch._foreach_copy_(gradients, carries)
+        torch._foreach_clamp_min_(gradients, -radius)
+        torch._foreach_clamp_max_(gradients, radius)
+        torch._foreach_mul_(gradients, keep.to(narrow))
+    torch._foreach_sub_(carries, gradients)
+    return None
+
+
+def _clip_and_count(gradients: list[Tensor], radius: float, dtype: torch.dtype) -> Tensor:
+    """Plain clipping that adds up the squares of what it cuts off."""
+    lost = []
+    for gradient in gradients:
+        held = gradient.clamp(-radius, radius)
+        rest = fit_for_squares(xp, (gradient.to(dtype) - held).reshape(-1))
+        lost.append(torch.dot(rest, rest))
+        gradient.copy_(held)
+    return torch.stack(lost).sum()
+
+
+def clip_norm(slab: Slab, scale: Tensor, keep_share: Any, keep: Tensor | None) -> None:
+    """Scale a slab by its scope's verdict; ``keep_share`` is the part of the rest that is carried (None: all)."""
+    gradients, carries = slab.gradients, slab.carries
+    if keep is not None:
+        _multiply_bits(gradients, keep)
+        scale = torch.where(keep > 0, scale, 0.0)
+        keep_share = None if keep_share is None else torch.where(keep > 0, keep_share, 1.0)
+    if not carries:
+        if slab.dtype == gradients[0].dtype:
+            torch._foreach_mul_(gradients, scale)
+        else:
+            for gradient in gradients:
+                _scale_into(gradient, gradient.to(slab.dtype), scale)
+        return
+    torch._foreach_add_(carries, gradients)
+    if slab.dtype == gradients[0].dtype and len(gradients) > 1:
+        torch._foreach_copy_(gradients, carries)
+        torch._foreach_mul_(gradients, scale)
+    else:
+        for gradient, total in zip(gradients, carries, strict=True):
+            _scale_into(gradient, total, scale)
+    torch._foreach_sub_(carries, gradients)
+    if keep_share is not None:
+        torch._foreach_mul_(carries, keep_share)
+
+
+def _scale_into(gradient: Tensor, total: Tensor, scale: Tensor) -> None:
+    """scale·total into ``gradient``, held in the finite range of a narrower type."""
+    if gradient.dtype == total.dtype:
+        torch.mul(total, scale, out=gradient)
+    else:
+        largest = torch.finfo(gradient.dtype).max
+        gradient.copy_((total * scale).clamp_(-largest, largest))
+
+
+def _multiply_bits(tensors: list[Tensor], keep: Tensor) -> None:
+    """Leave numbers as they are or make them 0, whatever they are: NaN·0 would be NaN, but bits know nothing of it."""
+    kind = _BITS[tensors[0].element_size()]
+    torch._foreach_mul_([tensor.view(kind) for tensor in tensors], keep.to(kind))

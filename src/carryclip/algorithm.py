@@ -5,7 +5,7 @@
     apply     one array and its scalars -> update, new buffers
 
 A scope is a set of arrays clipped as one vector: all parameters of a ``Norm``, or one group, or one tensor. ``xp``
-provides ``where clip abs sign sqrt expm1 sum isfinite finfo`` with NumPy's meanings, ``astype(array, dtype)``,
+provides ``where clip abs sign sqrt expm1 sum lerp isfinite finfo`` with NumPy's meanings, ``astype(array, dtype)``,
 ``allfinite(array)``, ``inner(x, y)``, for metrics ``sums(terms, largest=...)``, and for buffers stored in fewer bits
 ``as_bits``, ``from_bits`` and ``positions``. Scalars stay arrays, so nothing here waits for a device.
 """
@@ -340,8 +340,10 @@ def _radius(
         return xp.astype(toward_zero(xp, _nonnegative(xp, radius), narrow), dtype), None
     mean, std = estimator.estimate(xp, source.mean, source.second, clock.factor)
     radius = rule.region.extent(xp, sizes, mean, std)
-    # NaN is an infinite multiple of a deviation of 0: no limit either way.
-    radius = xp.where(clock.warm & (radius == radius), radius, math.inf)
+    exists = clock.warm
+    if not all(isinstance(size, float) and size < math.inf for size in sizes):
+        exists = exists & (radius == radius)  # NaN is an infinite multiple of a deviation of 0: no limit either way
+    radius = xp.where(exists, radius, math.inf)
     # A multiple wider than the buffers must not widen them.
     return xp.astype(toward_zero(xp, radius, narrow) if rule.region.centred else radius, dtype), mean
 

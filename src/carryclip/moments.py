@@ -62,10 +62,9 @@ class EWMA:
     def update(self, xp: Any, gradient: Any, mean: Any, second: Any, share: Any) -> tuple[Any, Any]:
         """New raw averages (m, v) after ``gradient``."""
         gradient = fit_for_squares(xp, gradient)
-        # The same as decay·m + (1-decay)·g, but exact to the last bits for a decay near 1.
-        mean = mean + (1.0 - self.decay) * (gradient - mean)
-        second = second + (1.0 - self.decay) * (gradient * gradient - second)
-        return mean, second
+        # m + (1-decay)·(g - m): the same as decay·m + (1-decay)·g, but exact to the last bits for a decay near 1.
+        share = 1.0 - self.decay
+        return xp.lerp(mean, gradient, share), xp.lerp(second, gradient * gradient, share)
 
     def factor(self, xp: Any, count: Any) -> Any:
         """What ``estimate`` multiplies with after ``count`` samples; None without debiasing."""

@@ -28,6 +28,11 @@ class JaxNamespace:
         return jnp.where(zero, 0.0, jnp.sqrt(jnp.where(zero, 1.0, values)))
 
     @staticmethod
+    def lerp(start: jax.Array, end: jax.Array, weight: float) -> jax.Array:
+        """The point at ``weight`` of the way from ``start`` to ``end``."""
+        return start + weight * (end - start)
+
+    @staticmethod
     def allfinite(values: jax.Array) -> jax.Array:
         """Whether every entry is finite."""
         return jnp.all(jnp.isfinite(values))

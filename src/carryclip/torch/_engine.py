@@ -7,21 +7,21 @@ back, except under ``nonfinite="raise"``.
 
 import contextlib
 import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from carryclip.algorithm import Age, Rule, Sums, Verdict, age, apply, decide, measure
 from carryclip.diagnosis import LAST_STEP, Diagnosis, last_step, of_scopes
 from carryclip.torch import _compiled, _inplace
 from carryclip.torch._compiled import CompileMode, NotCompiledError
-from carryclip.torch._inplace import Slab, UnsuitableError
+from carryclip.torch._inplace import ORDINARY, Slab, UnsuitableError
 from carryclip.torch._jobs import CHUNK, SMALL, Job, Piece, open_job, pieces_of, present, sizes_of
-from carryclip.torch._layout import Layout
+from carryclip.torch._layout import Layout, Leaf
 from carryclip.torch._namespace import xp
-from carryclip.torch._state import AS_COMPUTED, Ledger, OptimizerHome, OwnHome, Storage
+from carryclip.torch._state import AS_COMPUTED, KEYS, Ledger, OptimizerHome, OwnHome, Storage, buffers_of
 
 
 class NonFiniteGradientError(FloatingPointError):
@@ -33,10 +33,6 @@ class Report(NamedTuple):
 
     skip: Tensor | None
     metrics: Tensor | None
-
-
-Fitted = list[tuple[Job, tuple[Any, ...]]]
-"""The gradients of a step, each with the region's numbers for it."""
 
 
 class Engine:
@@ -73,28 +69,20 @@ class Engine:
         ``found_inf`` is a verdict from outside; ``grad_scale`` a loss scale still in them, when only observing;
         ``inspect`` asks for the metrics of this step.
         """
-        entries, rules, storage = self.home.entries, layout.rules, self.storage
-        jobs = [
-            open_job(leaf, rules[leaf.rule], entries(leaf.param), storage, write=self.write, scale=grad_scale)
-            for leaf in layout.leaves
-            if leaf.param.grad is not None
-        ]
-        jobs = [job for job in jobs if job.gradient.numel()]
-        step = self.ledger.steps
-        if not jobs:
-            self.ledger.steps += 1
-            return Report(None, None)
+        rules, step, device = layout.rules, self.ledger.steps, self.ledger.skipped.device
         # Everything that can fail for a reason of the user's comes before anything is written.
         sizes = [rule.region.sizes(step) for rule in rules]
-        fitted = [(job, sizes_of(job, sizes[job.leaf.rule])) for job in jobs]
-        device = self.ledger.skipped.device
-        host = _is_readable(self.ledger.skipped) and all(_is_readable(job.gradient) for job in jobs)
-        work = self._arrange(layout, fitted, host=host, in_place=self.write and not inspect, inspect=inspect)
+        in_place = self.write and not inspect
+        work = self._arrange(layout, sizes, grad_scale, in_place=in_place, inspect=inspect)
+        if not work.slabs and not work.pieces:
+            self.ledger.steps += 1
+            return Report(None, None)
         try:
             parts = self._measure(work)
         except UnsuitableError:
-            work = self._arrange(layout, fitted, host=host, in_place=False, inspect=inspect)
+            work = self._arrange(layout, sizes, grad_scale, in_place=False, inspect=inspect)
             parts = self._measure(work)
+        host = work.host
         totals = {
             number: _totals([part for part in parts if part.rule == number], device)
             for number, rule in enumerate(rules)
@@ -114,46 +102,83 @@ class Engine:
                 dropped_sq, diagnosis = self._apply(piece, work, verdicts, doubt, step, inspect=inspect)
                 dropped += [] if dropped_sq is None else [dropped_sq]
                 diagnoses += [] if diagnosis is None else [(piece, diagnosis)]
-            _count_up(jobs, doubt)
+            _count_up(work.jobs, doubt)
         elif self.write:
-            torch._foreach_zero_([job.gradient for job in jobs])
+            for slab in work.slabs:
+                torch._foreach_zero_(slab.gradients)
+            for job in work.jobs:
+                job.gradient.zero_()
         self._account(skip, stop if host else None, dropped, verdicts)
-        metrics = _metrics(rules, jobs, diagnoses, verdicts, sizes, device) if inspect else None
+        metrics = _metrics(rules, work.jobs, diagnoses, verdicts, sizes, device) if inspect else None
         return Report(skip, metrics)
 
     # ------------------------------------------------------------------ arranging
 
-    def _arrange(self, layout: Layout, fitted: Fitted, *, host: bool, in_place: bool, inspect: bool) -> "_Work":
+    def _arrange(
+        self,
+        layout: Layout,
+        sizes: list[tuple[Any, ...]],
+        scale: Tensor | None,
+        *,
+        in_place: bool,
+        inspect: bool,
+    ) -> "_Work":
         """Which way each gradient takes."""
-        large = [job.plain and job.gradient.numel() >= self.small for job, _ in fitted]
-        entries = sum(job.gradient.numel() for (job, _), worth in zip(fitted, large, strict=True) if worth)
-        compiled = _compiled.wanted(self.compile, entries)
-        suited = [in_place and _inplace.suits(rule) for rule in layout.rules]
-        slabs, pieces = [], []
-        for (job, sizes), worth in zip(fitted, large, strict=True):
-            fast = suited[job.leaf.rule] and not (compiled and worth) and _inplace.takes(job, sizes, host=host)
-            (slabs if fast else pieces).append((job, sizes))
+        host = self._on_host(layout)
+        compiled = _compiled.wanted(self.compile, layout.entries_from(self.small)) if self.compile else False
+        slabs: list[Slab] = []
+        leaves: list[Leaf] = []
+        for number, rule in enumerate(layout.rules):
+            members = layout.of_rule(number)
+            if in_place and self._suits(rule) and isinstance(sizes[number][0], float):
+                small = [leaf for leaf in members if leaf.param.numel() < self.small] if compiled else members
+                found, left = _inplace.gather(small, rule, sizes[number][0], self._carry, host=host)
+                slabs += found
+                taken = {leaf.number for leaf in small}
+                members = left + ([leaf for leaf in members if leaf.number not in taken] if compiled else [])
+            leaves += [leaf for leaf in members if leaf.param.grad is not None]
+        entries, storage = self.home.entries, self.storage
+        jobs = [
+            open_job(leaf, layout.rules[leaf.rule], entries(leaf.param), storage, write=self.write, scale=scale)
+            for leaf in leaves
+        ]
+        jobs = [job for job in jobs if job.gradient.numel()]
         # A compiled function reads each array once; only the metrics need arrays in between.
         longest = CHUNK if host and (inspect or not compiled) else None
-        return _Work(
-            slabs=list(_inplace.slabs_of(slabs, host=host)),
-            pieces=list(pieces_of(pieces, longest, self.small)),
-            host=host,
-            compiled=compiled,
-        )
+        fitted = [(job, sizes_of(job, sizes[job.leaf.rule])) for job in jobs]
+        pieces = list(pieces_of(fitted, longest, self.small))
+        return _Work(slabs=slabs, jobs=jobs, pieces=pieces, host=host, compiled=compiled)
+
+    def _suits(self, rule: Rule) -> bool:
+        return _inplace.suits(rule) and self.storage.carry is None
+
+    def _carry(self, param: Tensor, dtype: torch.dtype) -> Tensor:
+        """The carry of a real parameter."""
+        entries = self.home.entries(param)
+        carry = entries.get(KEYS["carry"])
+        if carry is not None and carry.dtype == dtype:
+            return carry
+        return buffers_of(entries, ("carry",), param, dtype, self.storage).carry
+
+    def _on_host(self, layout: Layout) -> bool:
+        """Whether values can be read without waiting: ordinary tensors in the host's memory, and no tracing."""
+        tensors = [grad for leaf in layout.leaves if (grad := leaf.param.grad) is not None]
+        tensors.append(self.ledger.skipped)
+        ordinary = {type(tensor) for tensor in tensors} <= ORDINARY
+        return ordinary and all(tensor.is_cpu for tensor in tensors) and not torch.compiler.is_compiling()
 
     # ------------------------------------------------------------------ measuring
 
     def _measure(self, work: "_Work") -> "list[_Part]":
         """The sums of every slab and piece."""
-        parts = [_Part(slab.jobs, self._measure_slab(slab, work)) for slab in work.slabs]
-        return parts + [_Part(piece.jobs, self._measure_piece(piece, work)) for piece in work.pieces]
+        parts = [_Part.of_slab(slab, self._measure_slab(slab, work)) for slab in work.slabs]
+        return parts + [_Part.of_piece(piece, self._measure_piece(piece, work)) for piece in work.pieces]
 
     def _measure_slab(self, slab: Slab, work: "_Work") -> Sums:
         rule = slab.rule
         if rule.region.joint:
-            clear = work.host and self._is_clear(slab.jobs[0], work)
-            return _inplace.measure_norm(slab, clear=clear) if work.host else _inplace.measure_norms(slab)
+            clear = work.host and self._is_clear(slab.leaves[0], work)
+            return _inplace.measure_norm(slab, work.scratch, clear=clear) if work.host else _inplace.measure_norms(slab)
         if rule.nonfinite == "propagate":
             return Sums()
         return _inplace.look(slab) if work.host else Sums(bad=_inplace.bad_flags(slab))
@@ -165,9 +190,9 @@ class Engine:
                 return _compiled.measured(job.rule, piece.gradient, piece.buffers.carry, job.dtype)
         return measure(xp, job.rule, piece.gradient, piece.buffers.carry, job.dtype)
 
-    def _is_clear(self, job: Job, work: "_Work") -> bool:
-        """Whether the carry of the job's scope is known to be 0, because the last step has left it so."""
-        scope = job.leaf.rule, job.leaf.scope
+    def _is_clear(self, leaf: Leaf, work: "_Work") -> bool:
+        """Whether the carry of the parameter's scope is known to be 0, because the last step has left it so."""
+        scope = leaf.rule, leaf.scope
         if scope not in work.clear:
             seen = self._clear.get(scope)
             work.clear[scope] = seen is not None and all(carry._version == version for carry, version in seen)
@@ -187,13 +212,13 @@ class Engine:
     ) -> Tensor | None:
         """Whether this step must not count, as a boolean on the device; None if nothing can stop it."""
         outside = None if found_inf is None else (found_inf.to(device, non_blocking=True) > 0).reshape(())
-        judged = [part for part in parts if part.sums.bad is not None and part.jobs[0].rule.can_reject]
+        judged = [part for part in parts if part.sums.bad is not None and layout.rules[part.rule].can_reject]
         if not judged:
             return outside
         if work.host:
             bad: Any = any(bool(part.sums.bad) for part in judged)
             if bad:
-                self._remember(layout, *_culprits(judged, device))
+                self._remember(layout, *self._culprits(layout, judged, device))
         else:
             numbers, flags = _flags(judged, device)
             bad = torch.stack([part.sums.bad.any().to(device, non_blocking=True) for part in judged]).any()
@@ -210,7 +235,7 @@ class Engine:
         return bad if outside is None else bad | outside
 
     def _complaint(self, layout: Layout, judged: "list[_Part]", step: int, device: torch.device) -> Exception:
-        numbers, flags = _culprits(judged, device)
+        numbers, flags = self._culprits(layout, judged, device)
         names = [layout.leaves[n].name for n, flag in zip(numbers, flags.tolist(), strict=True) if flag]
         culprit = "; ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         return NonFiniteGradientError(
@@ -218,6 +243,17 @@ class Engine:
             "Carry, moments and parameters are unchanged. Skip the batch (optimizer.zero_grad()), or attach "
             'U-Clip with nonfinite="skip".'
         )
+
+    def _culprits(self, layout: Layout, judged: "list[_Part]", device: torch.device) -> tuple[list[int], Tensor]:
+        """Numbers of the parameters, and whether each is bad, by a second look at each."""
+        leaves = {leaf.number: leaf for part in judged for leaf in part.leaves}
+        flags = []
+        for leaf in leaves.values():
+            entries = self.home.entries(leaf.param)
+            job = open_job(leaf, layout.rules[leaf.rule], entries, self.storage, write=self.write, scale=None)
+            bad = measure(xp, job.rule, job.gradient, present(job).carry, job.dtype).bad
+            flags.append(bad.to(device))
+        return list(leaves), torch.stack(flags)
 
     def move(self, old: Layout, new: Layout) -> None:
         """Param groups were added: keep the counts with their parameters."""
@@ -267,18 +303,19 @@ class Engine:
         dropped, untouched = [], set()
         tally = self.metrics_every > 0
         for slab in work.slabs:
-            job = slab.jobs[0]
-            keep = None if skip is None else (~skip).to(slab.gradients[0].device, slab.dtype, non_blocking=True)
-            own = verdicts.get(job.leaf.rule)
+            leaf = slab.leaves[0]
+            place = slab.gradients[0].device
+            keep = None if skip is None else (~skip).to(place, slab.dtype, non_blocking=True)
+            own = verdicts.get(leaf.rule)
             if own is None:
                 lost = _inplace.clip_components(slab, keep, tally=tally)
                 dropped += [] if lost is None else [lost]
-            elif work.host and not own.clips(job) and (not slab.carries or self._is_clear(job, work)):
-                untouched.add((job.leaf.rule, job.leaf.scope))
+            elif work.host and not own.clips(leaf.scope) and (not slab.carries or self._is_clear(leaf, work)):
+                untouched.add((leaf.rule, leaf.scope))
             else:
-                verdict = own.of(job)
+                verdict = own.of(leaf.scope, place, slab.dtype)
                 _inplace.clip_norm(slab, verdict.scale, verdict.keep, keep)
-        if work.host:
+        if work.host and verdicts:
             self._note_clear(layout, work, verdicts, untouched)
         return dropped
 
@@ -286,24 +323,19 @@ class Engine:
         self, layout: Layout, work: "_Work", verdicts: "dict[int, _Verdicts]", untouched: set[tuple[int, int]]
     ) -> None:
         """Remember the scopes whose sums were all inside, so that their carry is 0 now."""
-        carries: dict[tuple[int, int], list[Tensor]] = {}
+        settled: dict[tuple[int, int], dict[int, Tensor]] = {}
         for slab in work.slabs:
-            job = slab.jobs[0]
-            own = verdicts.get(job.leaf.rule)
-            scope = job.leaf.rule, job.leaf.scope
+            scope = slab.leaves[0].rule, slab.leaves[0].scope
+            own = verdicts.get(scope[0])
             if own is None or not slab.carries or scope in untouched:
                 continue
-            exact = slab.dtype == slab.gradients[0].dtype and not own.clips(job)
-            if exact and not any(job.stored.carry.is_inference() for job in slab.jobs):
-                carries.setdefault(scope, []).extend(job.stored.carry for job in slab.jobs)
-            else:
-                carries[scope] = []
-                self._clear.pop(scope, None)
-        for scope, found in carries.items():
-            members = layout.members(*scope)
-            distinct = {id(carry): carry for carry in found}
-            if found and len(distinct) == members:
-                self._clear[scope] = [(carry, carry._version) for carry in distinct.values()]
+            self._clear.pop(scope, None)
+            if slab.dtype == slab.gradients[0].dtype and not own.clips(scope[1]):
+                for leaf in slab.leaves:
+                    settled.setdefault(scope, {})[leaf.number] = self._carry(leaf.param, slab.dtype)
+        for scope, carries in settled.items():
+            if len(carries) == layout.members(*scope) and not any(carry.is_inference() for carry in carries.values()):
+                self._clear[scope] = [(carry, carry._version) for carry in carries.values()]
 
     def _apply(
         self,
@@ -318,7 +350,7 @@ class Engine:
         """Write one piece; returns (square of what was dropped, diagnosis), each None if not asked for."""
         job = piece.jobs[0]
         own = verdicts.get(job.leaf.rule)
-        verdict = None if own is None else own.of(job)
+        verdict = None if own is None else own.of(job.leaf.scope, job.gradient.device, job.dtype)
         skip = None if skip is None else skip.to(piece.gradient.device, non_blocking=True)
         count = piece.buffers.count
         clock = work.clocks.get(id(count)) if count is not None else Age()
@@ -367,26 +399,47 @@ class Engine:
 class _Work:
     """The gradients of one step, arranged."""
 
-    def __init__(self, slabs: list[Slab], pieces: list[Piece], *, host: bool, compiled: bool) -> None:
+    def __init__(self, slabs: list[Slab], jobs: list[Job], pieces: list[Piece], *, host: bool, compiled: bool) -> None:
         self.slabs = slabs
+        self.jobs = jobs
+        """What the pieces are cut from."""
         self.pieces = pieces
         self.host = host
         """All values can be read for nothing."""
         self.compiled = compiled
         self.clear: dict[tuple[int, int], bool] = {}
+        self.scratch: dict[torch.dtype, Tensor] = {}
         self.clocks: dict[int, Age] = {}
 
 
 class _Part(NamedTuple):
     """Sums of a slab or a piece, which belong to one scope."""
 
-    jobs: list[Job]
+    leaves: list[Leaf]
+    gradients: list[Tensor]
+    dtype: torch.dtype
     sums: Sums
+
+    @classmethod
+    def of_slab(cls, slab: Slab, sums: Sums) -> "_Part":
+        """The sums of a slab."""
+        return cls(slab.leaves, slab.gradients, slab.dtype, sums)
+
+    @classmethod
+    def of_piece(cls, piece: Piece, sums: Sums) -> "_Part":
+        """The sums of a piece."""
+        jobs = piece.jobs
+        return cls([job.leaf for job in jobs], [job.gradient for job in jobs], jobs[0].dtype, sums)
 
     @property
     def rule(self) -> int:
         """Number of its rule."""
-        return self.jobs[0].leaf.rule
+        return self.leaves[0].rule
+
+    @property
+    def scope(self) -> int:
+        """Number of its scope under that rule."""
+        return self.leaves[0].scope
 
 
 class _Totals(NamedTuple):
@@ -408,24 +461,19 @@ class _Verdicts:
         self._keep = verdict.keep.unbind() if isinstance(verdict.keep, Tensor) else None
         self._clipped: list[bool] | None = None
 
-    def clips(self, job: Job) -> bool:
-        """Whether the job's scope is clipped; waits for the device."""
+    def clips(self, scope: int) -> bool:
+        """Whether a scope is clipped; waits for the device."""
         if self._clipped is None:
             # A norm of NaN, under "propagate", is above nothing and yet leaves nothing as it was.
             self._clipped = [bool(scale != 1.0) for scale in self.verdict.scale.tolist()]
-        return self._clipped[self.place[job.leaf.scope]]
+        return self._clipped[self.place[scope]]
 
-    def of(self, job: Job) -> Verdict:
-        """The scalars for one parameter, on its device and in its precision."""
-        k = self.place[job.leaf.scope]
-        place = {"device": job.gradient.device, "dtype": job.dtype, "non_blocking": True}
+    def of(self, scope: int, device: torch.device, dtype: torch.dtype) -> Verdict:
+        """The scalars of one scope, where they are needed and in that precision."""
+        k = self.place[scope]
+        place = {"device": device, "dtype": dtype, "non_blocking": True}
         keep = self.verdict.keep if self._keep is None else self._keep[k].to(**place)
         return Verdict(scale=self._scale[k].to(**place), keep=keep)
-
-
-def _is_readable(tensor: Tensor) -> bool:
-    """Whether values can be read without waiting: ordinary tensors in the host's memory, and no tracing."""
-    return tensor.device.type == "cpu" and type(tensor) in (Tensor, Parameter) and not torch.compiler.is_compiling()
 
 
 def _count_up(jobs: list[Job], skip: Tensor | None) -> None:
@@ -445,18 +493,17 @@ def _totals(parts: list[_Part], device: torch.device) -> _Totals:
     """Add up the sums of a ``Norm``'s arrays within each scope that takes part."""
     place: dict[int, int] = {}
     for part in parts:
-        place.setdefault(part.jobs[0].leaf.scope, len(place))
-    where = [place[part.jobs[0].leaf.scope] for part in parts]
-    jobs = [part.jobs[0] for part in parts]
-    dtype = _widest(jobs)
+        place.setdefault(part.scope, len(place))
+    where = [place[part.scope] for part in parts]
+    dtype = _widest(part.dtype for part in parts)
 
     def total(name: str) -> Tensor | None:
         column = [getattr(part.sums, name) for part in parts]
         return None if column[0] is None else _by_scope(column, where, len(place), device, dtype)
 
-    narrow = [torch.finfo(job.gradient.dtype).eps / 2 for job in jobs if job.gradient.dtype != job.dtype]
+    narrow = {part.gradients[0].dtype for part in parts if part.gradients[0].dtype != part.dtype}
     sums = Sums(None, total("total_sq"), total("carry_sq"), total("dot"))
-    return _Totals(sums, place, max(narrow, default=0.0))
+    return _Totals(sums, place, max((torch.finfo(kind).eps / 2 for kind in narrow), default=0.0))
 
 
 def _flags(judged: list[_Part], device: torch.device) -> tuple[list[int], Tensor]:
@@ -464,20 +511,12 @@ def _flags(judged: list[_Part], device: torch.device) -> tuple[list[int], Tensor
     numbers, columns = [], []
     for part in judged:
         flags = part.sums.bad.reshape(-1)
-        if flags.numel() < len(part.jobs):  # packed ones have one flag together; the norms tell which it is
-            flags = flags & ~torch.isfinite(
-                torch.stack(torch._foreach_norm([job.gradient for job in part.jobs], math.inf))
-            )
-        numbers += [job.leaf.number for job in part.jobs]
+        if flags.numel() < len(part.leaves):  # packed ones have one flag together; the norms tell which it is
+            norms = torch._foreach_norm(part.gradients, math.inf)
+            flags = flags & ~torch.isfinite(torch.stack(norms))
+        numbers += [leaf.number for leaf in part.leaves]
         columns.append(flags.to(device, non_blocking=True))
     return numbers, torch.cat(columns)
-
-
-def _culprits(judged: list[_Part], device: torch.device) -> tuple[list[int], Tensor]:
-    """Numbers of the parameters, and whether each is bad, by a second look at each."""
-    jobs = {job.leaf.number: job for part in judged for job in part.jobs}
-    looks = [measure(xp, j.rule, j.gradient, present(j).carry, j.dtype).bad for j in jobs.values()]
-    return list(jobs), torch.stack([bad.to(device) for bad in looks])
 
 
 def _metrics(
@@ -489,7 +528,7 @@ def _metrics(
     device: torch.device,
 ) -> Tensor:
     """The metrics of this step as one small vector; zeros if it was not taken."""
-    dtype = _widest(jobs)
+    dtype = _widest(job.dtype for job in jobs)
     if not diagnoses:
         return torch.zeros(len(LAST_STEP), device=device, dtype=dtype)
     parts = []
@@ -512,8 +551,8 @@ def _metrics(
     return torch.stack(last_step(xp, overall))
 
 
-def _widest(jobs: list[Job]) -> torch.dtype:
-    return torch.float64 if any(job.dtype == torch.float64 for job in jobs) else torch.float32
+def _widest(types: Iterable[torch.dtype]) -> torch.dtype:
+    return torch.float64 if torch.float64 in set(types) else torch.float32
 
 
 def _scalar(value: Any, device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -7,7 +7,7 @@ does the radius.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -17,11 +17,14 @@ from torch._utils import _flatten_dense_tensors as end_to_end
 from carryclip.algorithm import Rule, Sums
 from carryclip.precision import fit_for_squares, truncate
 from carryclip.regions import Component
-from carryclip.torch._jobs import Job
+from carryclip.torch._jobs import writable
+from carryclip.torch._layout import Leaf
 from carryclip.torch._namespace import xp
+from carryclip.torch._state import wide
 
 SLAB = 1 << 19
 """Entries worked on at a time on the CPU."""
+ORDINARY = {Tensor, torch.nn.Parameter}
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -30,71 +33,96 @@ def suits(rule: Rule) -> bool:
     return rule.region.joint or (type(rule.region) is Component and isinstance(rule.carry, bool))
 
 
-def takes(job: Job, sizes: tuple[Any, ...], *, host: bool) -> bool:
-    """Whether one gradient can be clipped so."""
-    if not (job.plain and isinstance(sizes[0], float)):
-        return False
-    carry = job.stored.carry
-    if carry is not None and carry.dtype != job.dtype:
-        return False
-    # Away from the host a conversion would need a temporary, and zeroing bad entries another look at them.
-    return host or (job.gradient.dtype == job.dtype and job.rule.nonfinite != "zero")
-
-
 class Slab(NamedTuple):
     """Gradients of one scope and type that are worked on together, and their carries if there are any."""
 
-    jobs: list[Job]
+    rule: Rule
+    leaves: list[Leaf]
     gradients: list[Tensor]
     carries: list[Tensor]
     dtype: torch.dtype
+    """The carries' type, in which is computed."""
     radius: float
 
-    @property
-    def rule(self) -> Rule:
-        """The rule of all its members."""
-        return self.jobs[0].rule
+
+def gather(
+    leaves: list[Leaf], rule: Rule, radius: float, carry_of: Callable[[Tensor, torch.dtype], Tensor], *, host: bool
+) -> tuple[list[Slab], list[Leaf]]:
+    """Slabs of all the gradients that can be clipped in place, and the parameters whose gradients cannot.
+
+    Most often all gradients are of one kind, which is found out without looking at each by itself.
+    """
+    given = [(leaf, gradient) for leaf in leaves if (gradient := leaf.param.grad) is not None]
+    gradients = [gradient for _, gradient in given]
+    groups: dict[Any, list[tuple[Leaf, Tensor]]] = {}
+    left: list[Leaf] = []
+    if len({(g.dtype, g.layout, g.device) for g in gradients}) == 1 and {type(g) for g in gradients} <= ORDINARY:
+        groups[()] = given
+    else:
+        for leaf, gradient in given:
+            groups.setdefault((gradient.dtype, gradient.layout, gradient.device, type(gradient)), []).append(
+                (leaf, gradient)
+            )
+    slabs: list[Slab] = []
+    for members in groups.values():
+        first = members[0][1]
+        dtype = wide(first.dtype)
+        fits = first.layout == torch.strided and not first.is_complex() and (type(first) in ORDINARY or not host)
+        # Away from the host a conversion would need a temporary, and zeroing bad entries another look at them.
+        fits = fits and (host or (first.dtype == dtype and rule.nonfinite != "zero"))
+        if not fits:
+            left += [leaf for leaf, _ in members]
+            continue
+        members = [(leaf, g if g.is_contiguous() else writable(leaf.param)) for leaf, g in members if g.numel()]
+        carries = [carry_of(leaf.param, dtype) for leaf, _ in members] if rule.carry is not False else None
+        slabs += _slabs(members, carries, rule, dtype, radius, host=host)
+    return slabs, left
 
 
-def slabs_of(jobs: list[tuple[Job, tuple[Any, ...]]], *, host: bool) -> Iterator[Slab]:
-    """Put jobs together, and on the host cut large ones.
+def _slabs(
+    members: list[tuple[Leaf, Tensor]],
+    carries: list[Tensor] | None,
+    rule: Rule,
+    dtype: torch.dtype,
+    radius: float,
+    *,
+    host: bool,
+) -> Iterator[Slab]:
+    """Lists of as much as is worked on at a time; on the host large tensors are cut.
 
     Elsewhere a slab's temporaries are no larger than the largest tensor or a twentieth of the model.
     """
-    counts = [job.gradient.numel() for job, _ in jobs]
-    most = SLAB if host or not jobs else max(max(counts), sum(counts) // 20)
-    filling: dict[Any, Slab] = {}
-    room: dict[Any, int] = {}
-    for (job, sizes), count in zip(jobs, counts, strict=True):
-        gradient, carry = job.gradient, job.stored.carry
+    counts = [gradient.numel() for _, gradient in members]
+    most = SLAB if host or not counts else max(max(counts), sum(counts) // 20)
+    slab, room = None, 0
+    for k, ((leaf, gradient), count) in enumerate(zip(members, counts, strict=True)):
         if count > most:
-            yield from _stretches(job, sizes[0])
+            yield from _stretches(leaf, gradient, [] if carries is None else [carries[k]], rule, dtype, radius)
             continue
-        where = job.leaf.rule, job.leaf.scope, gradient.dtype, gradient.device, sizes[0]
-        if where in filling and room[where] < count:
-            yield filling.pop(where)
-        slab = filling.get(where)
-        if slab is None:
-            slab = filling[where] = Slab([], [], [], job.dtype, sizes[0])
-            room[where] = most
-        slab.jobs.append(job)
+        if slab is None or room < count or leaf.scope != slab.leaves[0].scope:
+            if slab is not None:
+                yield slab
+            slab, room = Slab(rule, [], [], [], dtype, radius), most
+        slab.leaves.append(leaf)
         slab.gradients.append(gradient)
-        if carry is not None:
-            slab.carries.append(carry)
-        room[where] -= count
-    yield from filling.values()
+        if carries is not None:
+            slab.carries.append(carries[k])
+        room -= count
+    if slab is not None:
+        yield slab
 
 
-def _stretches(job: Job, radius: float) -> Iterator[Slab]:
+def _stretches(
+    leaf: Leaf, gradient: Tensor, carries: list[Tensor], rule: Rule, dtype: torch.dtype, radius: float
+) -> Iterator[Slab]:
     """A large tensor in stretches, if gradient and carry lie in memory alike; otherwise whole."""
-    gradients, carries = [job.gradient], [] if job.stored.carry is None else [job.stored.carry]
-    order = sorted(range(gradients[0].dim()), key=gradients[0].stride, reverse=True)
-    rows = [x.permute(order) for x in (*gradients, *carries)]
+    order = sorted(range(gradient.dim()), key=gradient.stride, reverse=True)
+    rows = [x.permute(order) for x in (gradient, *carries)]
     if not all(x.is_contiguous() for x in rows):
-        yield Slab([job], gradients, carries, job.dtype, radius)
+        yield Slab(rule, [leaf], [gradient], carries, dtype, radius)
         return
     for parts in zip(*(x.view(-1).split(SLAB) for x in rows), strict=True):
-        yield Slab([job], [parts[0]], list(parts[1:]), job.dtype, radius)
+        yield Slab(rule, [leaf], [parts[0]], list(parts[1:]), dtype, radius)
 
 
 class UnsuitableError(Exception):
@@ -118,15 +146,18 @@ def bad_flags(slab: Slab) -> Tensor:
     return ~torch.isfinite(torch.stack(torch._foreach_norm(slab.gradients, float("inf"))))
 
 
-def measure_norm(slab: Slab, *, clear: bool) -> Sums:
-    """The sums a ``Norm`` needs; ``clear`` says that the carry is known to be 0 everywhere."""
+def measure_norm(slab: Slab, scratch: dict[torch.dtype, Tensor], *, clear: bool) -> Sums:
+    """The sums a ``Norm`` needs; ``clear`` says that the carry is known to be 0 everywhere.
+
+    ``scratch`` keeps the one temporary for the next slab.
+    """
     carries = [] if clear else slab.carries
     if len(slab.gradients) == 1:
         gradient, carry = slab.gradients[0].reshape(-1), carries[0].reshape(-1) if carries else None
     else:
         gradient, carry = end_to_end(slab.gradients), end_to_end(carries) if carries else None
     gradient = gradient.to(slab.dtype)
-    total = gradient if carry is None else gradient + carry
+    total = gradient if carry is None else _sum(gradient, carry, scratch)
     total_sq = torch.dot(total, total)
     bad = not math.isfinite(total_sq.item())
     if bad and slab.rule.nonfinite == "zero":
@@ -136,6 +167,13 @@ def measure_norm(slab: Slab, *, clear: bool) -> Sums:
     if carry is None:
         return Sums(bad, total_sq, torch.zeros_like(total_sq), torch.zeros_like(total_sq))
     return Sums(bad, total_sq, carry_sq=torch.dot(carry, carry), dot=torch.dot(gradient, carry))
+
+
+def _sum(gradient: Tensor, carry: Tensor, scratch: dict[torch.dtype, Tensor]) -> Tensor:
+    room = scratch.get(carry.dtype)
+    if room is None or room.numel() < carry.numel():
+        room = scratch[carry.dtype] = torch.empty_like(carry)
+    return torch.add(gradient, carry, out=room[: carry.numel()])
 
 
 def measure_norms(slab: Slab) -> Sums:
@@ -169,26 +207,29 @@ def clip_components(slab: Slab, keep: Tensor | None, *, tally: bool) -> Tensor |
     if not carries:
         if tally:
             return _clip_and_count(gradients, radius, slab.dtype)
-        torch._foreach_clamp_min_(gradients, -radius)
-        torch._foreach_clamp_max_(gradients, radius)
+        _clamp(gradients, radius)
         return None
     torch._foreach_add_(carries, gradients)
-    if keep is None:
+    if keep is not None:
+        _clamp(carries, torch.finfo(slab.dtype).max)  # two huge finite numbers may add up to inf
+    if len(gradients) > 1 and narrow == slab.dtype:
+        torch._foreach_copy_(gradients, carries)
+        _clamp(gradients, radius)
+    else:
         for gradient, total in zip(gradients, carries, strict=True):
             if narrow == slab.dtype:
                 torch.clamp(total, -radius, radius, out=gradient)
             else:
                 gradient.copy_(total.clamp(-radius, radius))
-    else:
-        largest = torch.finfo(slab.dtype).max  # two huge finite numbers may add up to inf
-        torch._foreach_clamp_min_(carries, -largest)
-        torch._foreach_clamp_max_(carries, largest)
-        torch._foreach_copy_(gradients, carries)
-        torch._foreach_clamp_min_(gradients, -radius)
-        torch._foreach_clamp_max_(gradients, radius)
+    if keep is not None:
         torch._foreach_mul_(gradients, keep.to(narrow))
     torch._foreach_sub_(carries, gradients)
     return None
+
+
+def _clamp(tensors: list[Tensor], limit: float) -> None:
+    torch._foreach_clamp_min_(tensors, -limit)
+    torch._foreach_clamp_max_(tensors, limit)
 
 
 def _clip_and_count(gradients: list[Tensor], radius: float, dtype: torch.dtype) -> Tensor:

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors as end_to_end
+from torch._utils import _unflatten_dense_tensors as back_in_shape
 
 from carryclip.algorithm import Buffers, Rule
 from carryclip.precision import seed_of
 from carryclip.torch._layout import Leaf, fitted, pick
 from carryclip.torch._state import Entries, Storage, buffers_of, wide
 
-CHUNK = 1 << 18
+CHUNK = 1 << 17
 """Entries of a piece on the CPU: a few arrays of this size stay in its cache."""
 SMALL = 1 << 15
 """Tensors with fewer entries are packed, because each operation on them costs more than their entries."""
@@ -49,17 +50,18 @@ def writable(param: Tensor) -> Tensor:
 
 def open_job(leaf: Leaf, rule: Rule, entries: Entries, storage: Storage, *, write: bool, scale: Tensor | None) -> Job:
     """See a parameter's gradient as plain arrays. ``scale`` is a loss scale to divide out of what is only read."""
-    gradient = leaf.param.grad
+    param = leaf.param
+    gradient = param.grad
     assert gradient is not None
     dtype = wide(gradient.dtype)
     rows = None
     if gradient.layout == torch.strided:
-        gradient = writable(leaf.param) if write else gradient
+        gradient = writable(param) if write and not gradient.is_contiguous() else gradient
     elif gradient.is_sparse:
         _check_sparse(leaf, rule)
         gradient = gradient.coalesce()
         if write:
-            leaf.param.grad = gradient
+            param.grad = gradient
         rows, gradient = tuple(gradient.indices()), gradient.values()
     else:
         raise TypeError(
@@ -67,7 +69,7 @@ def open_job(leaf: Leaf, rule: Rule, entries: Entries, storage: Storage, *, writ
         )
     if scale is not None:
         gradient = gradient / scale
-    stored = buffers_of(entries, rule.buffers, leaf.param, dtype, storage)
+    stored = buffers_of(entries, rule.buffers, param, dtype, storage)
     if gradient.is_complex():
         return Job(leaf, rule, torch.view_as_real(gradient), stored, dtype, rows, False)
     return Job(leaf, rule, gradient, stored, dtype, rows, rows is None and scale is None)
@@ -146,30 +148,30 @@ class Piece(NamedTuple):
 
 def _lay_out(values: Tensor, targets: list[Tensor]) -> None:
     """Undo ``end_to_end``, into existing tensors."""
-    parts = values.split([target.numel() for target in targets])
-    torch._foreach_copy_(targets, [part.view(t.shape) for part, t in zip(parts, targets, strict=True)])
+    torch._foreach_copy_(targets, list(back_in_shape(values, targets)))
 
 
 def pieces_of(jobs: list[tuple[Job, tuple[Any, ...]]], longest: int | None, small: int) -> Iterator[Piece]:
     """Pieces of at most ``longest`` entries (None: any); tensors of fewer than ``small`` are packed."""
-    packs: dict[Any, list[Job]] = {}
+    packs: dict[Any, tuple[list[Job], tuple[Any, ...]]] = {}
     for job, sizes in jobs:
-        flat = _flat(job, sizes) if job.plain else None
         count = job.gradient.numel()
-        if flat is None:
-            yield Piece([job], job.gradient, present(job), sizes, large=False)
-        elif count < small and all(isinstance(size, float) or size.dim() == 0 for size in sizes):
+        single = all(isinstance(size, float) or size.dim() == 0 for size in sizes)
+        if job.plain and count < small and single:
             known = tuple(size if isinstance(size, float) else id(size) for size in sizes)
             where = job.leaf.rule, job.leaf.scope, job.gradient.dtype, job.gradient.device, known
-            packs.setdefault(where, []).append(job)
+            packs.setdefault(where, ([], sizes))[0].append(job)
+            continue
+        flat = _flat(job, sizes) if job.plain else None
+        if flat is None:
+            yield Piece([job], job.gradient, present(job), sizes, large=False)
         elif longest is None or count <= longest:
             yield Piece([job], *flat, large=count >= small)
         else:
             yield from _cut(job, *flat, longest)
-    sizes = {id(job): own for job, own in jobs}
-    for members in packs.values():
+    for members, sizes in packs.values():
         for pack in _loads(members, longest):
-            yield _packed(pack, sizes[id(pack[0])])
+            yield _packed(pack, sizes)
 
 
 def _loads(jobs: list[Job], longest: int | None) -> Iterator[list[Job]]:
@@ -189,9 +191,7 @@ def _loads(jobs: list[Job], longest: int | None) -> Iterator[list[Job]]:
 
 def _packed(jobs: list[Job], sizes: tuple[Any, ...]) -> Piece:
     if len(jobs) == 1:
-        flat = _flat(jobs[0], sizes)
-        assert flat is not None
-        return Piece(jobs, *flat, large=False)
+        return Piece(jobs, jobs[0].gradient, jobs[0].stored, sizes, large=False)
     columns = []
     for name in Buffers._fields:
         column = [getattr(job.stored, name) for job in jobs]

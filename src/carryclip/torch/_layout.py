@@ -50,6 +50,18 @@ class Layout:
         """How many parameters make up one vector."""
         return self._members[rule, scope]
 
+    def of_rule(self, rule: int) -> list[Leaf]:
+        """The parameters under one rule."""
+        return self._by_rule[rule]
+
+    @cached_property
+    def _by_rule(self) -> list[list[Leaf]]:
+        return [[leaf for leaf in self.leaves if leaf.rule == number] for number in range(len(self.rules))]
+
+    def entries_from(self, least: int) -> int:
+        """Entries in all the parameters that have at least so many."""
+        return sum(count for leaf in self.leaves if (count := leaf.param.numel()) >= least)
+
     @cached_property
     def _members(self) -> Counter[tuple[int, int]]:
         return Counter((leaf.rule, leaf.scope) for leaf in self.leaves)

@@ -15,6 +15,7 @@ class TorchNamespace:
     sign = staticmethod(torch.sign)
     sqrt = staticmethod(torch.sqrt)
     expm1 = staticmethod(torch.expm1)
+    lerp = staticmethod(torch.lerp)
     sum = staticmethod(torch.sum)
     isfinite = staticmethod(torch.isfinite)
     finfo = staticmethod(torch.finfo)

@@ -29,6 +29,8 @@ Entries = dict[str, Any]
 
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The real type of the buffers for gradients of ``dtype``: float64 for float64, otherwise float32."""
+    if dtype == torch.float32:
+        return dtype
     return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
 
 
@@ -139,7 +141,7 @@ def read_storage(carry: Any, moments: Any, params: list[Tensor]) -> Storage:
         if kind is not None and any(param.is_complex() for param in params):
             raise ValueError(f"{name}: complex parameters have no bfloat16; leave it at None.")
         found.append(kind)
-    return Storage(*found)
+    return Storage(*found) if any(found) else AS_COMPUTED
 
 
 def buffers_of(entries: Entries, names: Iterable[str], param: Tensor, dtype: torch.dtype, storage: Storage) -> Buffers:
@@ -147,8 +149,11 @@ def buffers_of(entries: Entries, names: Iterable[str], param: Tensor, dtype: tor
     found = {}
     for name in names:
         key = KEYS[name]
-        kind = storage.kind(name, param, dtype)
         value = entries.get(key)
+        if value is not None and value.dtype == dtype and storage is AS_COMPUTED and not param.is_complex():
+            found[name] = value  # nearly always
+            continue
+        kind = storage.kind(name, param, dtype)
         if value is None:
             like = param.new_empty(()) if name == "count" else param
             value = entries[key] = torch.zeros_like(like, dtype=kind, requires_grad=False)

@@ -12,8 +12,7 @@ provides ``where clip abs sign sqrt expm1 sum lerp isfinite finfo`` with NumPy's
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from carryclip.carry import Capped, CarryPolicy, Gated, Leaky, check_policy
@@ -31,35 +30,33 @@ class Rule:
     region: Region
     carry: CarryPolicy = True
     nonfinite: NonFinite = "skip"
+    buffers: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    """Names of the ``Buffers`` it keeps for each array."""
 
     def __post_init__(self) -> None:
         check_region(self.region)
         check_policy(self.carry)
+        carry = ("carry",) if self.carry is not False else ()
+        averages = ("mean", "second") if self.region.estimator is not None else ()
+        averages += ("feed",) if self.gates_coordinates else ()
+        object.__setattr__(self, "buffers", carry + averages + (("count",) if averages else ()))
         if self.nonfinite not in ("skip", "zero", "raise", "propagate"):
             raise ValueError(f"nonfinite must be 'skip', 'zero', 'raise' or 'propagate', got {self.nonfinite!r}.")
 
-    @cached_property
+    @property
     def can_reject(self) -> bool:
         """True if a gradient's values can cancel a step; under ``"zero"`` only a norm that overflows can."""
         return self.nonfinite in ("skip", "raise") or (self.nonfinite == "zero" and self.region.joint)
 
-    @cached_property
+    @property
     def gates_scopes(self) -> bool:
         """True if each scope has a feed average."""
         return isinstance(self.carry, Gated) and self.region.joint
 
-    @cached_property
+    @property
     def gates_coordinates(self) -> bool:
         """True if each coordinate has a feed average of its own."""
         return isinstance(self.carry, Gated) and not self.region.joint
-
-    @cached_property
-    def buffers(self) -> tuple[str, ...]:
-        """Names of the ``Buffers`` this rule keeps for each array."""
-        carry = ("carry",) if self.carry is not False else ()
-        averages = ("mean", "second") if self.region.estimator is not None else ()
-        averages += ("feed",) if self.gates_coordinates else ()
-        return carry + averages + (("count",) if averages else ())
 
 
 def find_rule(rules: list[Rule], rule: Rule) -> int | None:

@@ -141,6 +141,8 @@ def _compile(function: Any) -> Callable[..., Any]:
 
 def _called(function: Callable[..., Any], *arguments: Any) -> Any:
     global _broken
+    if _broken:
+        raise NotCompiledError
     try:
         return function(*arguments)
     except RuntimeError as problem:

@@ -17,8 +17,8 @@ from carryclip.algorithm import Age, Rule, Sums, Verdict, age, apply, decide, me
 from carryclip.diagnosis import LAST_STEP, Diagnosis, last_step, of_scopes
 from carryclip.torch import _compiled, _inplace
 from carryclip.torch._compiled import CompileMode, NotCompiledError
-from carryclip.torch._inplace import ORDINARY, Slab, UnsuitableError
-from carryclip.torch._jobs import CHUNK, SMALL, Job, Piece, open_job, pieces_of, present, sizes_of
+from carryclip.torch._inplace import ORDINARY, Scratch, Slab, UnsuitableError
+from carryclip.torch._jobs import CHUNK, COMPILED_CHUNK, SMALL, Job, Piece, open_job, pieces_of, present, sizes_of
 from carryclip.torch._layout import Layout, Leaf
 from carryclip.torch._namespace import xp
 from carryclip.torch._state import AS_COMPUTED, KEYS, Ledger, OptimizerHome, OwnHome, Storage, buffers_of
@@ -72,8 +72,7 @@ class Engine:
         rules, step, device = layout.rules, self.ledger.steps, self.ledger.skipped.device
         # Everything that can fail for a reason of the user's comes before anything is written.
         sizes = [rule.region.sizes(step) for rule in rules]
-        in_place = self.write and not inspect
-        work = self._arrange(layout, sizes, grad_scale, in_place=in_place, inspect=inspect)
+        work = self._arrange(layout, sizes, grad_scale, in_place=self.write, inspect=inspect)
         if not work.slabs and not work.pieces:
             self.ledger.steps += 1
             return Report(None, None)
@@ -93,15 +92,20 @@ class Engine:
         stop = host and skip is not None and bool(skip)
         verdicts: dict[int, _Verdicts] = {}
         dropped: list[Tensor] = []
-        diagnoses: list[tuple[Piece, Diagnosis]] = []
+        diagnoses: list[tuple[Leaf, Diagnosis]] = []
         if not stop:
             doubt = None if host else skip
             verdicts = {n: self._decide(layout, n, part, sizes[n][0], doubt) for n, part in totals.items()}
-            dropped = self._apply_slabs(layout, work, verdicts, doubt)
+            for slab in work.slabs:
+                dropped_sq, diagnosis = self._apply_slab(slab, work, verdicts, doubt, inspect=inspect)
+                dropped += [] if dropped_sq is None else [dropped_sq]
+                diagnoses += [] if diagnosis is None else [(slab.leaves[0], diagnosis)]
             for piece in work.pieces:
                 dropped_sq, diagnosis = self._apply(piece, work, verdicts, doubt, step, inspect=inspect)
                 dropped += [] if dropped_sq is None else [dropped_sq]
-                diagnoses += [] if diagnosis is None else [(piece, diagnosis)]
+                diagnoses += [] if diagnosis is None else [(piece.jobs[0].leaf, diagnosis)]
+            if host and verdicts:
+                self._note_clear(layout, work, verdicts)
             _count_up(work.jobs, doubt)
         elif self.write:
             for slab in work.slabs:
@@ -109,7 +113,7 @@ class Engine:
             for job in work.jobs:
                 job.gradient.zero_()
         self._account(skip, stop if host else None, dropped, verdicts)
-        metrics = _metrics(rules, work.jobs, diagnoses, verdicts, sizes, device) if inspect else None
+        metrics = _metrics(rules, parts, diagnoses, verdicts, sizes, device) if inspect else None
         return Report(skip, metrics)
 
     # ------------------------------------------------------------------ arranging
@@ -130,12 +134,12 @@ class Engine:
         leaves: list[Leaf] = []
         for number, rule in enumerate(layout.rules):
             members = layout.of_rule(number)
-            if in_place and self._suits(rule) and isinstance(sizes[number][0], float):
+            if in_place and self._suits(rule, sizes[number]):
+                large = [leaf for leaf in members if leaf.param.numel() >= self.small] if compiled else []
                 small = [leaf for leaf in members if leaf.param.numel() < self.small] if compiled else members
                 found, left = _inplace.gather(small, rule, sizes[number][0], self._carry, host=host)
                 slabs += found
-                taken = {leaf.number for leaf in small}
-                members = left + ([leaf for leaf in members if leaf.number not in taken] if compiled else [])
+                members = large + left
             leaves += [leaf for leaf in members if leaf.param.grad is not None]
         entries, storage = self.home.entries, self.storage
         jobs = [
@@ -143,14 +147,19 @@ class Engine:
             for leaf in leaves
         ]
         jobs = [job for job in jobs if job.gradient.numel()]
-        # A compiled function reads each array once; only the metrics need arrays in between.
-        longest = CHUNK if host and (inspect or not compiled) else None
         fitted = [(job, sizes_of(job, sizes[job.leaf.rule])) for job in jobs]
-        pieces = list(pieces_of(fitted, longest, self.small))
+        # Metrics must not change how a norm is added up, or a run that measures would differ in the last bits. So only
+        # a compiled function for coordinates, which needs arrays in between to measure, is cut for that.
+        longest = None if compiled or not host else CHUNK
+        joint = [pair for pair in fitted if pair[0].rule.region.joint]
+        alone = [pair for pair in fitted if not pair[0].rule.region.joint]
+        pieces = list(pieces_of(joint, longest, self.small))
+        longest = COMPILED_CHUNK if compiled and host and inspect else longest
+        pieces += pieces_of(alone, longest, self.small)
         return _Work(slabs=slabs, jobs=jobs, pieces=pieces, host=host, compiled=compiled)
 
-    def _suits(self, rule: Rule) -> bool:
-        return _inplace.suits(rule) and self.storage.carry is None
+    def _suits(self, rule: Rule, sizes: tuple[Any, ...]) -> bool:
+        return _inplace.suits(rule) and self.storage.carry is None and isinstance(sizes[0], float)
 
     def _carry(self, param: Tensor, dtype: torch.dtype) -> Tensor:
         """The carry of a real parameter."""
@@ -296,38 +305,29 @@ class Engine:
 
     # ------------------------------------------------------------------ applying
 
-    def _apply_slabs(
-        self, layout: Layout, work: "_Work", verdicts: "dict[int, _Verdicts]", skip: Tensor | None
-    ) -> list[Tensor]:
-        """Write all slabs; returns the squares of what was dropped where that is counted."""
-        dropped, untouched = [], set()
-        tally = self.metrics_every > 0
-        for slab in work.slabs:
-            leaf = slab.leaves[0]
-            place = slab.gradients[0].device
-            keep = None if skip is None else (~skip).to(place, slab.dtype, non_blocking=True)
-            own = verdicts.get(leaf.rule)
-            if own is None:
-                lost = _inplace.clip_components(slab, keep, tally=tally)
-                dropped += [] if lost is None else [lost]
-            elif work.host and not own.clips(leaf.scope) and (not slab.carries or self._is_clear(leaf, work)):
-                untouched.add((leaf.rule, leaf.scope))
-            else:
-                verdict = own.of(leaf.scope, place, slab.dtype)
-                _inplace.clip_norm(slab, verdict.scale, verdict.keep, keep)
-        if work.host and verdicts:
-            self._note_clear(layout, work, verdicts, untouched)
-        return dropped
+    def _apply_slab(
+        self, slab: Slab, work: "_Work", verdicts: "dict[int, _Verdicts]", skip: Tensor | None, *, inspect: bool
+    ) -> tuple[Any, Any]:
+        """Write one slab; returns (square of what was dropped, diagnosis), each None if not asked for."""
+        leaf, place = slab.leaves[0], slab.gradients[0].device
+        keep = None if skip is None else (~skip).to(place, slab.dtype, non_blocking=True)
+        own = verdicts.get(leaf.rule)
+        if own is None:
+            return _inplace.clip_components(slab, keep, work.scratch, tally=self.metrics_every > 0, inspect=inspect)
+        inside = work.host and not inspect and not own.clips(leaf.scope)
+        if inside and (not slab.carries or self._is_clear(leaf, work)):
+            work.untouched.add((leaf.rule, leaf.scope))
+            return None, None
+        verdict = own.of(leaf.scope, place, slab.dtype)
+        return None, _inplace.clip_norm(slab, verdict.scale, verdict.keep, keep, inspect=inspect)
 
-    def _note_clear(
-        self, layout: Layout, work: "_Work", verdicts: "dict[int, _Verdicts]", untouched: set[tuple[int, int]]
-    ) -> None:
+    def _note_clear(self, layout: Layout, work: "_Work", verdicts: "dict[int, _Verdicts]") -> None:
         """Remember the scopes whose sums were all inside, so that their carry is 0 now."""
         settled: dict[tuple[int, int], dict[int, Tensor]] = {}
         for slab in work.slabs:
             scope = slab.leaves[0].rule, slab.leaves[0].scope
             own = verdicts.get(scope[0])
-            if own is None or not slab.carries or scope in untouched:
+            if own is None or not slab.carries or scope in work.untouched:
                 continue
             self._clear.pop(scope, None)
             if slab.dtype == slab.gradients[0].dtype and not own.clips(scope[1]):
@@ -408,7 +408,9 @@ class _Work:
         """All values can be read for nothing."""
         self.compiled = compiled
         self.clear: dict[tuple[int, int], bool] = {}
-        self.scratch: dict[torch.dtype, Tensor] = {}
+        self.untouched: set[tuple[int, int]] = set()
+        """Scopes whose carry is 0 and whose gradients are inside, so that nothing is written."""
+        self.scratch: Scratch = {}
         self.clocks: dict[int, Age] = {}
 
 
@@ -521,23 +523,23 @@ def _flags(judged: list[_Part], device: torch.device) -> tuple[list[int], Tensor
 
 def _metrics(
     rules: list[Rule],
-    jobs: list[Job],
-    diagnoses: list[tuple[Piece, Diagnosis]],
+    measured: list[_Part],
+    diagnoses: list[tuple[Leaf, Diagnosis]],
     verdicts: dict[int, _Verdicts],
     sizes: list[tuple[Any, ...]],
     device: torch.device,
 ) -> Tensor:
     """The metrics of this step as one small vector; zeros if it was not taken."""
-    dtype = _widest(job.dtype for job in jobs)
+    dtype = _widest(part.dtype for part in measured)
     if not diagnoses:
         return torch.zeros(len(LAST_STEP), device=device, dtype=dtype)
     parts = []
     for number in range(len(rules)):
-        members = [(piece.jobs[0], d) for piece, d in diagnoses if piece.jobs[0].leaf.rule == number]
+        members = [(leaf, d) for leaf, d in diagnoses if leaf.rule == number]
         if not members:
             continue
         joint = verdicts.get(number)
-        where = [joint.place[job.leaf.scope] if joint else 0 for job, _ in members]
+        where = [joint.place[leaf.scope] if joint else 0 for leaf, _ in members]
         width = len(joint.place) if joint else 1
         columns = [[d[k] for _, d in members] for k in range(len(Diagnosis._fields))]
         summed = [_by_scope(column, where, width, device, dtype) for column in columns[:-1]]

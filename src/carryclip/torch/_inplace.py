@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors as end_to_end
 
 from carryclip.algorithm import Rule, Sums
+from carryclip.diagnosis import Diagnosis
 from carryclip.precision import fit_for_squares, truncate
 from carryclip.regions import Component
 from carryclip.torch._jobs import writable
@@ -25,6 +26,8 @@ from carryclip.torch._state import wide
 SLAB = 1 << 19
 """Entries worked on at a time on the CPU."""
 ORDINARY = {Tensor, torch.nn.Parameter}
+Scratch = dict[torch.dtype, Tensor]
+"""Memory that one slab leaves to the next."""
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -146,7 +149,7 @@ def bad_flags(slab: Slab) -> Tensor:
     return ~torch.isfinite(torch.stack(torch._foreach_norm(slab.gradients, float("inf"))))
 
 
-def measure_norm(slab: Slab, scratch: dict[torch.dtype, Tensor], *, clear: bool) -> Sums:
+def measure_norm(slab: Slab, scratch: Scratch, *, clear: bool) -> Sums:
     """The sums a ``Norm`` needs; ``clear`` says that the carry is known to be 0 everywhere.
 
     ``scratch`` keeps the one temporary for the next slab.
@@ -157,7 +160,7 @@ def measure_norm(slab: Slab, scratch: dict[torch.dtype, Tensor], *, clear: bool)
     else:
         gradient, carry = end_to_end(slab.gradients), end_to_end(carries) if carries else None
     gradient = gradient.to(slab.dtype)
-    total = gradient if carry is None else _sum(gradient, carry, scratch)
+    total = gradient if carry is None else torch.add(gradient, carry, out=room(scratch, carry))
     total_sq = torch.dot(total, total)
     bad = not math.isfinite(total_sq.item())
     if bad and slab.rule.nonfinite == "zero":
@@ -169,11 +172,12 @@ def measure_norm(slab: Slab, scratch: dict[torch.dtype, Tensor], *, clear: bool)
     return Sums(bad, total_sq, carry_sq=torch.dot(carry, carry), dot=torch.dot(gradient, carry))
 
 
-def _sum(gradient: Tensor, carry: Tensor, scratch: dict[torch.dtype, Tensor]) -> Tensor:
-    room = scratch.get(carry.dtype)
-    if room is None or room.numel() < carry.numel():
-        room = scratch[carry.dtype] = torch.empty_like(carry)
-    return torch.add(gradient, carry, out=room[: carry.numel()])
+def room(scratch: Scratch, like: Tensor) -> Tensor:
+    """Memory for a vector like this one."""
+    kept = scratch.get(like.dtype)
+    if kept is None or kept.numel() < like.numel():
+        kept = scratch[like.dtype] = torch.empty_like(like)
+    return kept[: like.numel()]
 
 
 def measure_norms(slab: Slab) -> Sums:
@@ -193,38 +197,108 @@ def _squares(tensors: Any) -> Tensor:
     return torch.stack(torch._foreach_norm(tensors)).square()
 
 
-def clip_components(slab: Slab, keep: Tensor | None, *, tally: bool) -> Tensor | None:
-    """Clip each coordinate; returns the square of what is lost if it is counted.
+def clip_components(
+    slab: Slab, keep: Tensor | None, scratch: Scratch, *, tally: bool, inspect: bool
+) -> tuple[Tensor | None, Diagnosis | None]:
+    """Clip each coordinate; returns the square of what is lost if it is counted, and the sums behind the metrics.
 
     ``keep`` is 1, or 0 for a step that must not count; None where that is known not to be so.
     """
     narrow = slab.gradients[0].dtype
     radius = truncate(slab.radius, torch.finfo(narrow))
-    radius = min(radius, torch.finfo(narrow).max)
+    limit = min(radius, torch.finfo(narrow).max)
     gradients, carries = slab.gradients, slab.carries
+    notes = _Notes(slab, radius, scratch) if inspect else None
     if keep is not None:
         _multiply_bits(gradients, keep)
     if not carries:
-        if tally:
-            return _clip_and_count(gradients, radius, slab.dtype)
-        _clamp(gradients, radius)
-        return None
+        lost = None
+        if tally or notes:
+            lost = _clip_and_count(gradients, limit, slab.dtype, notes)
+        else:
+            _clamp(gradients, limit)
+        return lost, notes.diagnosis() if notes else None
     torch._foreach_add_(carries, gradients)
     if keep is not None:
         _clamp(carries, torch.finfo(slab.dtype).max)  # two huge finite numbers may add up to inf
+    if notes:
+        notes.of_totals(carries)
     if len(gradients) > 1 and narrow == slab.dtype:
         torch._foreach_copy_(gradients, carries)
-        _clamp(gradients, radius)
+        _clamp(gradients, limit)
     else:
         for gradient, total in zip(gradients, carries, strict=True):
             if narrow == slab.dtype:
-                torch.clamp(total, -radius, radius, out=gradient)
+                torch.clamp(total, -limit, limit, out=gradient)
             else:
-                gradient.copy_(total.clamp(-radius, radius))
+                gradient.copy_(total.clamp(-limit, limit))
     if keep is not None:
         torch._foreach_mul_(gradients, keep.to(narrow))
     torch._foreach_sub_(carries, gradients)
-    return None
+    return None, notes.diagnosis() if notes else None
+
+
+class _Notes:
+    """Sums behind the metrics, taken while a slab passes through the cache."""
+
+    def __init__(self, slab: Slab, radius: float | None, scratch: Scratch) -> None:
+        self.slab = slab
+        self.radius = radius
+        """None under a ``Norm``."""
+        self.usable = radius is not None and 0.0 < radius < math.inf
+        self.scratch = scratch
+        gradient = self._vector(slab.gradients)
+        self.grad_sq = self.total_sq = torch.dot(gradient, gradient)
+        self.clipped: Any = 0.0
+        self.fed: Any = 0.0
+        self.weight: Any = 0.0
+        if slab.carries:
+            carry = self._vector(slab.carries)
+            if radius is None:
+                self.fed, self.weight = torch.dot(gradient, carry), torch.dot(carry, carry)
+                return
+            self.weight = torch.abs(carry, out=room(scratch, carry)).sum()
+            if self.usable:
+                held = torch.clamp(gradient, -radius, radius, out=room(scratch, carry))
+                self.fed = torch.dot(held, carry) / radius
+
+    def _vector(self, tensors: list[Tensor]) -> Tensor:
+        return (tensors[0].reshape(-1) if len(tensors) == 1 else end_to_end(tensors)).to(self.slab.dtype)
+
+    def of_totals(self, totals: list[Tensor]) -> None:
+        """G + carry is known."""
+        total = self._vector(totals)
+        self.total_sq = torch.dot(total, total)
+        if self.radius is not None:
+            inside = torch.clamp(total, -self.radius, self.radius, out=room(self.scratch, total))
+            cut = torch.sign(torch.sub(total, inside, out=inside), out=inside)
+            self.clipped = torch.dot(cut, cut)
+
+    def diagnosis(self) -> Diagnosis:
+        """Update and carry are written."""
+        slab, radius = self.slab, self.radius
+        update = self._vector(slab.gradients)
+        size = float(update.numel())
+        carry_sq: Any = 0.0
+        worst: Any = 0.0
+        if slab.carries:
+            carry = self._vector(slab.carries)
+            carry_sq = torch.dot(carry, carry)
+            if self.usable and radius is not None:
+                low, high = torch.aminmax(carry)
+                worst = torch.maximum(-low, high) / radius
+        return Diagnosis(
+            grad_sq=self.grad_sq,
+            total_sq=self.total_sq,
+            update_sq=torch.dot(update, update),
+            carry_sq=carry_sq,
+            radius_sq=0.0 if radius is None else radius * radius * size,
+            clipped=self.clipped,
+            size=size,
+            fed=self.fed,
+            weight=self.weight,
+            ratio=worst,
+        )
 
 
 def _clamp(tensors: list[Tensor], limit: float) -> None:
@@ -232,41 +306,43 @@ def _clamp(tensors: list[Tensor], limit: float) -> None:
     torch._foreach_clamp_max_(tensors, limit)
 
 
-def _clip_and_count(gradients: list[Tensor], radius: float, dtype: torch.dtype) -> Tensor:
+def _clip_and_count(gradients: list[Tensor], limit: float, dtype: torch.dtype, notes: _Notes | None) -> Tensor:
     """Plain clipping that adds up the squares of what it cuts off."""
     lost = []
+    if notes:
+        notes.of_totals(gradients)
     for gradient in gradients:
-        held = gradient.clamp(-radius, radius)
+        held = gradient.clamp(-limit, limit)
         rest = fit_for_squares(xp, (gradient.to(dtype) - held).reshape(-1))
         lost.append(torch.dot(rest, rest))
         gradient.copy_(held)
     return torch.stack(lost).sum()
 
 
-def clip_norm(slab: Slab, scale: Tensor, keep_share: Any, keep: Tensor | None) -> None:
-    """Scale a slab by its scope's verdict; ``keep_share`` is the part of the rest that is carried (None: all)."""
+def clip_norm(slab: Slab, scale: Tensor, share: Any, keep: Tensor | None, *, inspect: bool) -> Diagnosis | None:
+    """Scale a slab by its scope's verdict; ``share`` is the part of the rest that is carried (None: all)."""
     gradients, carries = slab.gradients, slab.carries
+    notes = _Notes(slab, None, {}) if inspect else None
     if keep is not None:
         _multiply_bits(gradients, keep)
         scale = torch.where(keep > 0, scale, 0.0)
-        keep_share = None if keep_share is None else torch.where(keep > 0, keep_share, 1.0)
-    if not carries:
-        if slab.dtype == gradients[0].dtype:
-            torch._foreach_mul_(gradients, scale)
-        else:
-            for gradient in gradients:
-                _scale_into(gradient, gradient.to(slab.dtype), scale)
-        return
-    torch._foreach_add_(carries, gradients)
-    if slab.dtype == gradients[0].dtype and len(gradients) > 1:
-        torch._foreach_copy_(gradients, carries)
+        share = None if share is None else torch.where(keep > 0, share, 1.0)
+    if carries:
+        torch._foreach_add_(carries, gradients)
+        if notes:
+            notes.of_totals(carries)
+    if slab.dtype == gradients[0].dtype and (len(gradients) > 1 or not carries):
+        if carries:
+            torch._foreach_copy_(gradients, carries)
         torch._foreach_mul_(gradients, scale)
     else:
-        for gradient, total in zip(gradients, carries, strict=True):
-            _scale_into(gradient, total, scale)
-    torch._foreach_sub_(carries, gradients)
-    if keep_share is not None:
-        torch._foreach_mul_(carries, keep_share)
+        for gradient, total in zip(gradients, carries or gradients, strict=True):
+            _scale_into(gradient, total.to(slab.dtype), scale)
+    if carries:
+        torch._foreach_sub_(carries, gradients)
+        if share is not None:
+            torch._foreach_mul_(carries, share)
+    return notes.diagnosis() if notes else None
 
 
 def _scale_into(gradient: Tensor, total: Tensor, scale: Tensor) -> None:

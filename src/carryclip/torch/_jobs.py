@@ -19,6 +19,8 @@ from carryclip.torch._state import Entries, Storage, buffers_of, wide
 
 CHUNK = 1 << 17
 """Entries of a piece on the CPU: a few arrays of this size stay in its cache."""
+COMPILED_CHUNK = 1 << 19
+"""The same for a compiled function that also measures: it has fewer arrays, and each call costs more."""
 SMALL = 1 << 15
 """Tensors with fewer entries are packed, because each operation on them costs more than their entries."""
 

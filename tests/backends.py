@@ -10,7 +10,7 @@ import torch
 
 import carryclip.optax
 from carryclip import Capped, reference
-from carryclip.torch import UClip
+from carryclip.torch import UClip, _compiled
 from cases import GROUPS
 
 
@@ -36,11 +36,21 @@ def run_reference(region: Any, policy: Any, gradients: list, dtype: str, nonfini
     return Trace(updates, carries, clipper.dropped_norm, clipper.skipped_steps)
 
 
-def run_torch(region: Any, policy: Any, gradients: list, dtype: str, nonfinite: str = "skip") -> Trace:
+def run_torch(
+    region: Any,
+    policy: Any,
+    gradients: list,
+    dtype: str,
+    nonfinite: str = "skip",
+    prepare: Callable[[UClip], None] = lambda clipper: None,
+    **options: Any,
+) -> Trace:
     params = [torch.nn.Parameter(torch.zeros(shape, dtype=getattr(torch, dtype))) for shape in shapes(gradients)]
     groups = [{"params": [p for p, g in zip(params, GROUPS, strict=False) if g == k]} for k in sorted(set(GROUPS))]
     optimizer = torch.optim.SGD([group for group in groups if group["params"]], lr=0.01)
-    clipper = UClip(optimizer, region, carry=policy, nonfinite=nonfinite, metrics_every=10**6)  # drops are counted
+    options = {"metrics_every": 10**6} | options  # drops are counted
+    clipper = UClip(optimizer, region, carry=policy, nonfinite=nonfinite, **options)
+    prepare(clipper)
     updates, carries = [], []
     for arrays in gradients:
         for p, a in zip(params, arrays, strict=True):
@@ -49,6 +59,26 @@ def run_torch(region: Any, policy: Any, gradients: list, dtype: str, nonfinite: 
         updates.append([None if p.grad is None else p.grad.double().numpy().copy() for p in params])
         carries.append([clipper.carry(p).double().numpy().copy() for p in params])
     return Trace(updates, carries, clipper.metrics()["dropped_norm"], int(clipper.metrics()["skipped_steps"]))
+
+
+def run_compiled(*case: Any) -> Trace:
+    """Tensors however small as compiled functions; only single numbers stay out, for which a second one is made."""
+
+    def prepare(clipper: UClip) -> None:
+        clipper._engine.small = 2
+
+    found = run_torch(*case, prepare=prepare, compile=True)
+    assert not _compiled._broken, "it went on uncompiled, so nothing was tested"
+    return found
+
+
+def run_device(*case: Any) -> Trace:
+    """As on a device whose values cannot be read without waiting."""
+    return run_torch(*case, prepare=as_on_a_device)
+
+
+def as_on_a_device(clipper: UClip) -> None:
+    clipper._engine._on_host = lambda layout: False
 
 
 def run_optax(region: Any, policy: Any, gradients: list, dtype: str, nonfinite: str = "skip") -> Trace:
@@ -73,4 +103,9 @@ def shapes(gradients: list) -> list[tuple[int, ...]]:
     return [next(np.shape(row[k]) for row in gradients if row[k] is not None) for k in range(len(gradients[0]))]
 
 
-BACKENDS: dict[str, Callable[..., Trace]] = {"torch": run_torch, "optax": run_optax}
+BACKENDS: dict[str, Callable[..., Trace]] = {
+    "torch": run_torch,
+    "torch compiled": run_compiled,
+    "torch on a device": run_device,
+    "optax": run_optax,
+}

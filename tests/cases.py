@@ -59,9 +59,36 @@ POLICIES: dict[str, Any] = {
 STEPS = {"float64": 500, "float32": 100, "float16": 100, "bfloat16": 100}
 WIDE_ONLY = {"gated early", "gated at the threshold"}
 """Gates that open and close so easily that in a narrow type the last bit of an update decides it."""
-COLUMNS = [
-    (policy, dtype) for dtype in STEPS for policy in POLICIES if "float16" not in dtype or policy not in WIDE_ONLY
+CELLS = [
+    (region, policy, dtype)
+    for region in REGIONS
+    for dtype in STEPS
+    for policy in POLICIES
+    if "float16" not in dtype or policy not in WIDE_ONLY
 ]
+KINDS = (
+    "component",
+    "component per coordinate",
+    "sign",
+    "norm",
+    "norm per tensor",
+    "adaptive welford",
+    "adaptive welford, current included",
+    "adaptive ewma",
+    "adaptive ewma, biased",
+    "symmetric",
+    "symmetric ewma",
+)
+"""Regions of which none compiles to the code of another."""
+COMPILED_CELLS = [
+    (region, policy, dtype)
+    for region, policy, dtype in CELLS
+    if (region in KINDS and policy == "full")
+    or (region in ("component", "norm", "adaptive ewma") and dtype in ("float32", "bfloat16"))
+]
+"""Each takes seconds to compile: every kind in every type, every policy where it makes a difference."""
+DEVICE_CELLS = [cell for cell in CELLS if cell[0].startswith(("component", "norm"))] + COMPILED_CELLS
+"""What is done in place has code of its own for devices that must not be waited for."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from hypothesis import settings
 # Before JAX is used for the first time.
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4 " + os.environ.get("XLA_FLAGS", "")
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # the tests are run side by side already
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "benchmarks")]
 torch.set_num_threads(1)
 settings.register_profile("carryclip", deadline=None, derandomize=True)

@@ -5,7 +5,15 @@ import pytest
 import torch
 
 from backends import BACKENDS, run_reference
-from cases import COLUMNS, POLICIES, REGIONS, SHAPES, STEPS, heavy_tailed, tolerance
+from cases import CELLS, COMPILED_CELLS, DEVICE_CELLS, POLICIES, REGIONS, SHAPES, STEPS, heavy_tailed, tolerance
+from compilers import needs_compiler
+
+TABLE = (
+    [pytest.param("torch", *cell) for cell in CELLS]
+    + [pytest.param("optax", *cell) for cell in CELLS]
+    + [pytest.param("torch compiled", *cell, marks=needs_compiler) for cell in COMPILED_CELLS]
+    + [pytest.param("torch on a device", *cell) for cell in dict.fromkeys(DEVICE_CELLS)]
+)
 
 
 def rounded(gradients, dtype):
@@ -17,9 +25,7 @@ def rounded(gradients, dtype):
 
 
 @pytest.mark.filterwarnings("ignore:U-Clip on")  # tails this heavy bring spikes, and the warning says so
-@pytest.mark.parametrize(("policy", "dtype"), COLUMNS)
-@pytest.mark.parametrize("region", REGIONS)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("backend", "region", "policy", "dtype"), TABLE)
 def test_backends_equal_the_reference(backend, region, policy, dtype):
     # Gradients that are missing now and then make a second program to compile, so one column has them.
     missing = 0.1 if (dtype, policy) in {("float64", "full"), ("float32", "gated early")} else 0.0

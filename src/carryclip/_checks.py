@@ -59,3 +59,16 @@ def _known_bad(values: Any) -> bool:
         return not bool((values >= 0).all())
     except Exception:
         return False
+
+
+def storage(name: str, value: Any) -> str | None:
+    """The name of a narrower type to store buffers in, or None; raise unless it is one that works."""
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else getattr(value, "__name__", None) or str(value)
+    if text.removeprefix("torch.") != "bfloat16":
+        raise ValueError(
+            f'{name} must be None (at least float32) or "bfloat16", got {value!r}. float16 would overflow, and wider '
+            "types are chosen by themselves."
+        )
+    return "bfloat16"

@@ -38,6 +38,34 @@ def demo(
 
 
 @app.command
+def bench(
+    *,
+    quick: bool = False,
+    model: list[str] | None = None,
+    repeats: int | None = None,
+    compile: bool = True,
+    jax: bool = True,
+    out: str = "carryclip-bench",
+) -> int:
+    """Measure what clipping costs on this machine: U-Clip, the clipping you have, bare optimizers, memory's own floor.
+
+    Everything is timed by turns in one run, so that ratios mean something on a noisy machine. Takes about half an hour
+    and up to 16 GB of memory for GPT-2 small; --quick takes a minute.
+
+    Args:
+        quick: two small models, nothing compiled.
+        model: which shapes: "conv-net", "ResNet50", "GPT-2 small", "600 tiny tensors"; all of them by default.
+        repeats: rounds; the tables show medians and quartiles.
+        compile: also time the steps that torch.compile makes.
+        jax: also time optax.
+        out: folder for the JSON and the figure.
+    """
+    from carryclip.experiments.bench.main import main
+
+    return main(quick=quick, model=model, repeats=repeats, compile=compile, jax=jax, out=out)
+
+
+@app.command
 def doctor() -> int:
     """Say what is installed here and what works with it: the first thing to paste into a bug report."""
     from carryclip.doctor import main

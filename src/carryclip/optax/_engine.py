@@ -22,6 +22,7 @@ class Job(NamedTuple):
     buffers: Buffers
     sizes: tuple[Any, ...]
     dtype: Any
+    seed: Any
 
 
 class Result(NamedTuple):
@@ -60,7 +61,9 @@ def run(jobs: list[Job], rules: list[Rule], gates: list[Feed | None], axis_name:
 
     def applied(job: Job, **wanted: Any) -> Outcome:
         verdict = _own(scopes[job.leaf.rule], job) if job.leaf.rule in scopes else None
-        return apply(xp, job.rule, job.gradient, job.buffers, job.sizes, verdict, skip, job.dtype, **wanted)
+        return apply(
+            xp, job.rule, job.gradient, job.buffers, job.sizes, verdict, skip, job.dtype, seed=job.seed, **wanted
+        )
 
     def figures() -> jax.Array:
         return _figures([(job, applied(job, inspect=True).diagnosis) for job in jobs], rules, scopes)

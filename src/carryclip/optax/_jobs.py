@@ -12,6 +12,7 @@ from carryclip.optax._engine import Job, guarded
 from carryclip.optax._layout import Layout, Leaf, Rulebook, is_clippable, is_hole, named_leaves, wide
 from carryclip.optax._radii import fitted, sizes_at
 from carryclip.optax._state import UClipState
+from carryclip.precision import seed_of
 
 Tree = Any
 TREES = ("carry", "mean", "second", "feed")
@@ -25,7 +26,7 @@ def zeros(book: Rulebook, name: str, layout: Layout, leaves: list[Any], structur
     filled: list[Any] = [leaf if leaf is None else MaskedNode() for leaf in leaves]
     for leaf in layout.leaves:
         if name in book.rules[leaf.rule].buffers:
-            filled[leaf.place] = jnp.zeros_like(leaves[leaf.place], dtype=wide(leaves[leaf.place]))
+            filled[leaf.place] = jnp.zeros_like(leaves[leaf.place], dtype=book.kind(name, leaves[leaf.place]))
     return structure.unflatten(filled)
 
 
@@ -67,13 +68,16 @@ def make_jobs(book: Rulebook, updates: Tree, state: UClipState, params: Tree | N
     for leaf in present:
         rule, gradient = book.rules[leaf.rule], jnp.asarray(gradients[leaf.place])
         stored = {name: trees[name][1][leaf.place] for name in TREES if name in rule.buffers}
-        _check_types(leaf, gradient, stored)
+        _check_types(book, leaf, gradient, stored)
         dtype = wide(gradient)
         buffers = {name: split(value) for name, value in stored.items()}
         if "count" in rule.buffers:
             buffers["count"] = not_full(state.samples[leaf.place])
         own = tuple(fitted(rule, leaf, size[leaf.place], gradient) for size in sizes[leaf.rule])
-        jobs.append(Job(leaf, rule, split(guarded(gradient)), Buffers(**buffers), own, jnp.finfo(dtype).dtype))
+        # Another number for each leaf and step, by which buffers in bfloat16 are rounded at random.
+        seed = jnp.asarray(state.step, jnp.int32) * 0x2C1B3C6D + seed_of(leaf.place)
+        given = split(guarded(gradient)), Buffers(**buffers), own, jnp.finfo(dtype).dtype
+        jobs.append(Job(leaf, rule, *given, seed))
     return jobs
 
 
@@ -140,12 +144,13 @@ def _check_tree(names: list[str], gradients: list[Any], known_names: list[str], 
             )
 
 
-def _check_types(leaf: Leaf, gradient: jax.Array, stored: dict[str, Any]) -> None:
+def _check_types(book: Rulebook, leaf: Leaf, gradient: jax.Array, stored: dict[str, Any]) -> None:
     """A gradient must fit into its buffers without loss."""
     if not is_clippable(gradient):
         raise TypeError(f"The gradient of {leaf.name} is {gradient.dtype}; it must be a floating-point array.")
-    for buffer in stored.values():
-        if jnp.promote_types(wide(gradient), buffer.dtype) != buffer.dtype or (
+    for name, buffer in stored.items():
+        kind = book.kind(name, gradient)
+        if jnp.promote_types(kind, buffer.dtype) != buffer.dtype or (
             jnp.iscomplexobj(gradient) != jnp.iscomplexobj(buffer)
         ):
             raise TypeError(

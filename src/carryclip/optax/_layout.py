@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import tree_util
 from optax import MaskedNode
 
+from carryclip import _checks
 from carryclip.algorithm import NonFinite, Rule, rule_number
 from carryclip.carry import CarryPolicy
 from carryclip.regions import Norm, check_region
@@ -71,8 +72,20 @@ class Layout:
 class Rulebook:
     """The rules of a transformation, and which leaf has which."""
 
-    def __init__(self, region: Any, carry: CarryPolicy, nonfinite: NonFinite, groups: Tree | Callable | None) -> None:
+    def __init__(
+        self,
+        region: Any,
+        carry: CarryPolicy,
+        nonfinite: NonFinite,
+        groups: Tree | Callable | None,
+        carry_dtype: Any = None,
+        moments_dtype: Any = None,
+    ) -> None:
         self.groups = groups
+        self._stored = {
+            "carry": _checks.storage("carry_dtype", carry_dtype),
+            "moments": _checks.storage("moments_dtype", moments_dtype),
+        }
         self.by_label = isinstance(region, Mapping)
         regions = dict(region) if self.by_label else {None: check_region(region)}
         if not regions:
@@ -93,6 +106,15 @@ class Rulebook:
                 f"{what} needs groups=...: a tree of labels like the parameters' (or a prefix of it), or a function "
                 "from parameters to such a tree, as in optax.partition."
             )
+
+    def kind(self, name: str, leaf: Any) -> Any:
+        """The type in which a buffer of a leaf is stored."""
+        narrow = self._stored["carry" if name == "carry" else "moments"]
+        if narrow is not None and jnp.iscomplexobj(leaf):
+            raise ValueError(
+                "There is no complex bfloat16: leave carry_dtype and moments_dtype out for complex parameters."
+            )
+        return wide(leaf) if narrow is None else jnp.dtype(narrow)
 
     @property
     def buffers(self) -> set[str]:

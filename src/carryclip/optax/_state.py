@@ -104,7 +104,8 @@ def metrics(state: Tree) -> dict[str, jax.Array]:
 
 def _norm(tree: Tree, leading: int, missing: jax.Array) -> jax.Array:
     """The norm of all leaves together, one for each entry of the ``leading`` axes that devices or ``vmap`` added."""
-    squares = [jnp.sum(jnp.abs(x) ** 2, axis=tuple(range(leading, x.ndim))) for x in jax.tree.leaves(tree)]
+    sizes = [jnp.abs(x).astype(jnp.promote_types(jnp.abs(x).dtype, jnp.float32)) for x in jax.tree.leaves(tree)]
+    squares = [jnp.sum(x**2, axis=tuple(range(leading, x.ndim))) for x in sizes]
     return jnp.sqrt(sum(squares)) if squares else missing
 
 

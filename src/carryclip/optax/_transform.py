@@ -30,6 +30,8 @@ def uclip(
     groups: Tree | Callable[[Tree], Tree] | None = None,
     metrics_every: int = 0,
     axis_name: Any = None,
+    carry_dtype: Any = None,
+    moments_dtype: Any = None,
 ) -> optax.GradientTransformation:
     """Clip gradients and keep what is cut for the next step; a bad step sends zeros, so momentum and decay still act.
 
@@ -50,6 +52,9 @@ def uclip(
             state and no branch.
         axis_name: inside ``shard_map`` or ``pmap``: devices along this axis skip a step together. A norm is that of the
             leaves a device sees.
+        carry_dtype: ``"bfloat16"`` stores the carry in half the memory, rounded at random so that nothing is lost on
+            average; the default is at least float32.
+        moments_dtype: the same for moments and feed averages.
 
     >>> from carryclip import Norm
     >>> from carryclip.optax import uclip
@@ -69,7 +74,7 @@ def uclip(
             "errors=checkify.float_checks."
         )
     _check_interval(metrics_every)
-    book = Rulebook(region, carry, nonfinite, groups)
+    book = Rulebook(region, carry, nonfinite, groups, carry_dtype, moments_dtype)
     watched = isinstance(metrics_every, jax.Array) or metrics_every > 0
 
     def init(params: Tree) -> UClipState:

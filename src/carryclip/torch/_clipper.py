@@ -18,7 +18,7 @@ from carryclip.torch._compiled import CompileMode, check_mode
 from carryclip.torch._engine import Engine, Report
 from carryclip.torch._hooks import Hooks
 from carryclip.torch._layout import Group, Leaf, RegionMap
-from carryclip.torch._state import PREFIX, STEPS, Ledger, OptimizerHome, OwnHome, params_of, read_storage
+from carryclip.torch._state import PREFIX, STEPS, Ledger, OptimizerHome, OwnHome, params_of, read_storage, wide
 from carryclip.torch._watch import Metrics, Watch, has_values
 
 
@@ -140,7 +140,10 @@ class UClip:
         """The carry of a parameter, given itself, its name or position; zeros before its first step."""
         leaf = self._find(param)
         found = self._engine.home.peek(leaf.param).get(PREFIX + "carry")
-        return torch.zeros_like(leaf.param, requires_grad=False) if found is None else found
+        if found is not None:
+            return found
+        kind = self._storage.kind("carry", leaf.param, wide(leaf.param.dtype))
+        return torch.zeros_like(leaf.param, dtype=kind, requires_grad=False)
 
     def nonfinite_parameters(self) -> dict[str, int]:
         """Which parameters had non-finite gradients, and in how many steps; waits for the device."""

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import logging
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -26,6 +27,7 @@ OPTIONS: dict[str, Any] = {"emulate_precision_casts": True}
 
 log = logging.getLogger("carryclip")
 _broken = False
+_called_before: set[Callable[..., Any]] = set()
 
 
 class NotCompiledError(Exception):
@@ -73,14 +75,20 @@ def applied(
         sizes = tuple(truncate(size, torch.finfo(dtype)) if isinstance(size, float) else size for size in sizes)
     numbers = tuple(_number(size, dtype, gradient) if isinstance(size, float) else size for size in sizes)
     chance = None if seed is None else torch.full((), seed, dtype=torch.int32, device=gradient.device)
-    function = _apply(_kind(rule), dtype, tally, inspect, write)
+    kind = _kind(rule)
+    if rule.region.joint:  # the verdict says it all
+        kind, tally = Rule(kind.region, rule.carry is not False, kind.nonfinite), False
+    function = _apply(kind, dtype, tally, inspect, write)
     return _called(function, gradient, tuple(buffers[:-1]), numbers, scalars, skip, tuple(clock), chance)
 
 
 def _kind(rule: Rule) -> Rule:
-    """The rule with its sizes, which are handed over at each step, replaced by 1: equal for all of its kind."""
-    sizes = {name: 1.0 for name in ("radius", "scale", "mean", "std") if hasattr(rule.region, name)}
-    return dataclasses.replace(rule, region=dataclasses.replace(rule.region, **sizes))  # type: ignore[type-var]
+    """The rule without what is handed over at each step: equal for all rules that one function serves."""
+    sizes: dict[str, Any] = {name: 1.0 for name in ("radius", "scale", "mean", "std") if hasattr(rule.region, name)}
+    if rule.region.joint:
+        sizes["over"] = "all"
+    region = dataclasses.replace(rule.region, **sizes)  # type: ignore[type-var]
+    return Rule(region, rule.carry, "skip" if rule.nonfinite == "raise" else rule.nonfinite)
 
 
 @functools.lru_cache(maxsize=256)
@@ -144,13 +152,18 @@ def _called(function: Callable[..., Any], *arguments: Any) -> Any:
     if _broken:
         raise NotCompiledError
     try:
-        return function(*arguments)
+        if function in _called_before:
+            return function(*arguments)
+        _called_before.add(function)
+        with warnings.catch_warnings():  # torch warns of its own use of old parts of itself
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return function(*arguments)
     except RuntimeError as problem:
         from torch._dynamo.exc import TorchDynamoException  # loaded by now, and slow to load otherwise
 
         if not isinstance(problem, TorchDynamoException):
             raise
         _broken = True
-        reason = str(problem).strip().splitlines()[0]
+        reason = " ".join(str(problem).split("\n\n")[0].split())[:300]
         log.warning("torch.compile does not work here, so U-Clip goes on uncompiled: %s", reason)
         raise NotCompiledError from problem

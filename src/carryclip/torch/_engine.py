@@ -137,7 +137,7 @@ class Engine:
             if in_place and self._suits(rule, sizes[number]):
                 large = [leaf for leaf in members if leaf.param.numel() >= self.small] if compiled else []
                 small = [leaf for leaf in members if leaf.param.numel() < self.small] if compiled else members
-                found, left = _inplace.gather(small, rule, sizes[number][0], self._carry, host=host)
+                found, left = _inplace.gather(small, rule, sizes[number][0], self._carry, host=host, inspect=inspect)
                 slabs += found
                 members = large + left
             leaves += [leaf for leaf in members if leaf.param.grad is not None]
@@ -561,8 +561,12 @@ def _scalar(value: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
     """A number or a tensor of one element as a scalar on ``device``, without a copy from the host."""
     if isinstance(value, Tensor):
         return value.to(device, dtype, non_blocking=True)
-    value = value if abs(value) <= torch.finfo(dtype).max else math.inf
-    return torch.full((), value, device=device, dtype=dtype)
+    return torch.full((), _held(value, dtype), device=device, dtype=dtype)
+
+
+def _held(value: float, dtype: torch.dtype) -> float:
+    """A number too large for the type as infinity, which torch would refuse to make of it."""
+    return value if value != value or abs(value) <= torch.finfo(dtype).max else math.copysign(math.inf, value)
 
 
 def _by_scope(column: list[Any], where: list[int], width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -571,7 +575,7 @@ def _by_scope(column: list[Any], where: list[int], width: int, device: torch.dev
         sums = [0.0] * width
         for value, k in zip(column, where, strict=True):
             sums[k] += value
-        return torch.stack([_scalar(value, device, dtype) for value in sums])
+        return torch.tensor([_held(value, dtype) for value in sums], device=device, dtype=dtype)
     stacked = torch.stack([_scalar(value, device, dtype) for value in column])
     if width == 1:
         return stacked.sum().reshape(1)

@@ -16,15 +16,16 @@ from torch._utils import _flatten_dense_tensors as end_to_end
 
 from carryclip.algorithm import Rule, Sums
 from carryclip.diagnosis import Diagnosis
-from carryclip.precision import fit_for_squares, truncate
+from carryclip.precision import truncate
 from carryclip.regions import Component
 from carryclip.torch._jobs import writable
 from carryclip.torch._layout import Leaf
-from carryclip.torch._namespace import xp
 from carryclip.torch._state import wide
 
 SLAB = 1 << 19
 """Entries worked on at a time on the CPU."""
+SMALL_MODEL = 1 << 20
+"""Entries up to which a model's temporaries are not worth cutting it."""
 ORDINARY = {Tensor, torch.nn.Parameter}
 Scratch = dict[torch.dtype, Tensor]
 """Memory that one slab leaves to the next."""
@@ -49,7 +50,13 @@ class Slab(NamedTuple):
 
 
 def gather(
-    leaves: list[Leaf], rule: Rule, radius: float, carry_of: Callable[[Tensor, torch.dtype], Tensor], *, host: bool
+    leaves: list[Leaf],
+    rule: Rule,
+    radius: float,
+    carry_of: Callable[[Tensor, torch.dtype], Tensor],
+    *,
+    host: bool,
+    inspect: bool,
 ) -> tuple[list[Slab], list[Leaf]]:
     """Slabs of all the gradients that can be clipped in place, and the parameters whose gradients cannot.
 
@@ -78,7 +85,7 @@ def gather(
             continue
         members = [(leaf, g if g.is_contiguous() else writable(leaf.param)) for leaf, g in members if g.numel()]
         carries = [carry_of(leaf.param, dtype) for leaf, _ in members] if rule.carry is not False else None
-        slabs += _slabs(members, carries, rule, dtype, radius, host=host)
+        slabs += _slabs(members, carries, rule, dtype, radius, host=host, inspect=inspect)
     return slabs, left
 
 
@@ -90,13 +97,18 @@ def _slabs(
     radius: float,
     *,
     host: bool,
+    inspect: bool,
 ) -> Iterator[Slab]:
     """Lists of as much as is worked on at a time; on the host large tensors are cut.
 
-    Elsewhere a slab's temporaries are no larger than the largest tensor or a twentieth of the model.
+    Elsewhere a list is only cut where it has temporaries, which are then no larger than the largest tensor or a
+    twentieth of the model. A norm has them always, so that measuring does not change how it is added up.
     """
     counts = [gradient.numel() for _, gradient in members]
-    most = SLAB if host or not counts else max(max(counts), sum(counts) // 20)
+    most = SLAB
+    if not host:
+        most = sum(counts)
+        most = max(*counts, most // 20, SMALL_MODEL) if rule.region.joint or inspect else most
     slab, room = None, 0
     for k, ((leaf, gradient), count) in enumerate(zip(members, counts, strict=True)):
         if count > most:
@@ -150,7 +162,7 @@ def bad_flags(slab: Slab) -> Tensor:
 
 
 def measure_norm(slab: Slab, scratch: Scratch, *, clear: bool) -> Sums:
-    """The sums a ``Norm`` needs; ``clear`` says that the carry is known to be 0 everywhere.
+    """The sums a ``Norm`` needs, as numbers; ``clear`` says that the carry is known to be 0 everywhere.
 
     ``scratch`` keeps the one temporary for the next slab.
     """
@@ -161,15 +173,15 @@ def measure_norm(slab: Slab, scratch: Scratch, *, clear: bool) -> Sums:
         gradient, carry = end_to_end(slab.gradients), end_to_end(carries) if carries else None
     gradient = gradient.to(slab.dtype)
     total = gradient if carry is None else torch.add(gradient, carry, out=room(scratch, carry))
-    total_sq = torch.dot(total, total)
-    bad = not math.isfinite(total_sq.item())
+    total_sq = torch.dot(total, total).item()
+    bad = not math.isfinite(total_sq)
     if bad and slab.rule.nonfinite == "zero":
         raise UnsuitableError
     if not slab.rule.gates_scopes:
         return Sums(bad, total_sq)
     if carry is None:
-        return Sums(bad, total_sq, torch.zeros_like(total_sq), torch.zeros_like(total_sq))
-    return Sums(bad, total_sq, carry_sq=torch.dot(carry, carry), dot=torch.dot(gradient, carry))
+        return Sums(bad, total_sq, carry_sq=0.0, dot=0.0)
+    return Sums(bad, total_sq, carry_sq=torch.dot(carry, carry).item(), dot=torch.dot(gradient, carry).item())
 
 
 def room(scratch: Scratch, like: Tensor) -> Tensor:
@@ -313,7 +325,9 @@ def _clip_and_count(gradients: list[Tensor], limit: float, dtype: torch.dtype, n
         notes.of_totals(gradients)
     for gradient in gradients:
         held = gradient.clamp(-limit, limit)
-        rest = fit_for_squares(xp, (gradient.to(dtype) - held).reshape(-1))
+        rest = gradient.sub_(held) if gradient.dtype == dtype else gradient.to(dtype).sub_(held)
+        bound = torch.finfo(dtype).max ** 0.5 / 4
+        rest = rest.clamp_(-bound, bound).reshape(-1)
         lost.append(torch.dot(rest, rest))
         gradient.copy_(held)
     return torch.stack(lost).sum()
@@ -326,7 +340,8 @@ def clip_norm(slab: Slab, scale: Tensor, share: Any, keep: Tensor | None, *, ins
     if keep is not None:
         _multiply_bits(gradients, keep)
         scale = torch.where(keep > 0, scale, 0.0)
-        share = None if share is None else torch.where(keep > 0, share, 1.0)
+        share = share if share is None or isinstance(share, Tensor) else torch.full_like(keep, share)
+        share = share if share is None else torch.where(keep > 0, share, 1.0)
     if carries:
         torch._foreach_add_(carries, gradients)
         if notes:

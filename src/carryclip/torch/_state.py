@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from carryclip import _checks
 from carryclip.algorithm import Buffers, Feed, Rule, find_rule
 from carryclip.torch._layout import Group, Layout
 
@@ -130,17 +131,12 @@ AS_COMPUTED = Storage()
 
 def read_storage(carry: Any, moments: Any, params: list[Tensor]) -> Storage:
     """The types the user asks for, or an error that says which there are."""
-    found = []
-    for name, asked in (("carry_dtype", carry), ("moments_dtype", moments)):
-        kind = asked if isinstance(asked, torch.dtype) or asked is None else getattr(torch, str(asked), asked)
-        if kind not in (None, torch.bfloat16):
-            raise ValueError(
-                f'{name} must be None (at least float32) or "bfloat16", got {asked!r}. float16 would overflow, and '
-                "wider types are chosen by themselves."
-            )
-        if kind is not None and any(param.is_complex() for param in params):
-            raise ValueError(f"{name}: complex parameters have no bfloat16; leave it at None.")
-        found.append(kind)
+    asked = {"carry_dtype": carry, "moments_dtype": moments}
+    found = [None if _checks.storage(name, kind) is None else torch.bfloat16 for name, kind in asked.items()]
+    if any(found) and any(param.is_complex() for param in params):
+        raise ValueError(
+            "There is no complex bfloat16: leave carry_dtype and moments_dtype out for complex parameters."
+        )
     return Storage(*found) if any(found) else AS_COMPUTED
 
 

@@ -1,0 +1,1 @@
+"""``carryclip bench``: what clipping costs, side by side in one run."""

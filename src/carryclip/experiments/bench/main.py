@@ -1,0 +1,72 @@
+"""The command: which contests to run, progress, and where the results go."""
+
+import importlib.util
+import math
+import os
+import time
+from pathlib import Path
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # its profiler tells of every start
+
+import torch
+from rich.console import Console
+
+from carryclip.experiments.bench import models, report, runner
+from carryclip.experiments.bench.runner import Row
+
+QUIET_SECONDS = 30
+"""Between two lines about the progress where there is no terminal."""
+
+
+def main(*, quick: bool, model: list[str] | None, repeats: int | None, compile: bool, jax: bool, out: str) -> int:
+    """Run, print, save, draw."""
+    console = Console()
+    chosen = model or (["conv-net", "600 tiny tensors"] if quick else list(models.MODELS))
+    unknown = [name for name in chosen if name not in models.MODELS]
+    if unknown:
+        console.print(f"[red]There is no model {unknown[0]!r}; choose from: {', '.join(models.MODELS)}.")
+        return 2
+    if repeats is not None and repeats < 3:
+        console.print(f"[red]repeats must be at least 3 for a median with quartiles; got {repeats}.")
+        return 2
+    folder = Path(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        console.print(f"[red]Cannot write to {folder}: {error.strerror}. Choose another folder with --out.")
+        return 2
+    if jax and importlib.util.find_spec("optax") is None:
+        console.print('optax is not installed, so its part is left out; pip install "carryclip[jax]" brings it.')
+        jax = False
+    times = repeats or (11 if quick else 21)
+    torch.set_grad_enabled(True)
+    start, rows = time.perf_counter(), list[Row]()
+    told = -math.inf
+    with console.status("starting") as status:
+
+        def say(text: str) -> None:
+            nonlocal told
+            now = time.perf_counter() - start
+            status.update(f"{text} ({now:.0f} s)")
+            if not console.is_terminal and now - told >= QUIET_SECONDS:
+                told = now
+                console.print(f"{now:6.0f} s  {text}", highlight=False)
+
+        for name in chosen:
+            rows += runner.clipping(name, times, compile and not quick, say)
+        rows += runner.overhead(times, say)
+        if not quick:
+            rows += runner.scaling(runner.SIZES, times, compile, say)
+            rows += runner.end_to_end(10 * times, compile, say)
+        if jax and not quick:
+            rows += runner.optax_contest(chosen[-2] if "GPT-2 small" not in chosen else "GPT-2 small", times, say)
+    command = "carryclip bench" + (" --quick" if quick else "") + "".join(f" --model '{name}'" for name in model or [])
+    results = runner.as_json(rows, command)
+    report.save(results, folder / "bench.json")
+    report.show(results, console)
+    figures = report.draw(results, folder)
+    console.print(
+        f"\nDone in {time.perf_counter() - start:.0f} s. Open [bold]{figures[0]}[/bold]; the figures are in "
+        f"{folder / 'bench.json'}."
+    )
+    return 0

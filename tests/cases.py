@@ -80,14 +80,27 @@ KINDS = (
     "symmetric ewma",
 )
 """Regions of which none compiles to the code of another."""
+OPTAX_CELLS = [
+    (region, policy, dtype)
+    for region, policy, dtype in CELLS
+    if region in KINDS or policy in ("full", "capped", "gated")
+    if dtype != "float16" or policy in ("full", "gated")
+]
+"""Each takes a second to compile, so variants of a kind have fewer policies, and float16 as well."""
 COMPILED_CELLS = [
     (region, policy, dtype)
     for region, policy, dtype in CELLS
-    if (region in KINDS and policy == "full")
-    or (region in ("component", "norm", "adaptive ewma") and dtype in ("float32", "bfloat16"))
+    if (region in KINDS and policy == "full" and dtype in ("float32", "bfloat16"))
+    or (region in ("component", "adaptive ewma") and policy == "full")
+    or (region in ("component", "norm") and policy in ("none", "gated") and dtype == "float32")
+    or (region == "component" and policy in ("capped", "leaky") and dtype == "bfloat16")
 ]
-"""Each takes seconds to compile: every kind in every type, every policy where it makes a difference."""
-DEVICE_CELLS = [cell for cell in CELLS if cell[0].startswith(("component", "norm"))] + COMPILED_CELLS
+"""Each takes several seconds to compile: every kind in two types, some in all, and each policy somewhere."""
+DEVICE_CELLS = [
+    (region, policy, dtype)
+    for region, policy, dtype in CELLS
+    if region.startswith(("component", "norm")) and (policy == "full" or dtype in ("float32", "bfloat16"))
+]
 """What is done in place has code of its own for devices that must not be waited for."""
 
 

@@ -7,20 +7,20 @@ back, except under ``nonfinite="raise"``.
 
 import contextlib
 import math
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from carryclip.algorithm import Age, Rule, Sums, Verdict, age, apply, decide, measure
-from carryclip.diagnosis import LAST_STEP, Diagnosis, last_step, of_scopes
+from carryclip.algorithm import Age, Rule, Sums, age, apply, measure
+from carryclip.diagnosis import Diagnosis
 from carryclip.torch import _compiled, _inplace
 from carryclip.torch._compiled import CompileMode, NotCompiledError
 from carryclip.torch._inplace import ORDINARY, Scratch, Slab, UnsuitableError
 from carryclip.torch._jobs import CHUNK, COMPILED_CHUNK, SMALL, Job, Piece, open_job, pieces_of, present, sizes_of
 from carryclip.torch._layout import Layout, Leaf
 from carryclip.torch._namespace import xp
+from carryclip.torch._scopes import Part, Totals, Verdicts, decided, metrics_of, totals_of
 from carryclip.torch._state import AS_COMPUTED, KEYS, Ledger, OptimizerHome, OwnHome, Storage, buffers_of
 
 
@@ -33,6 +33,9 @@ class Report(NamedTuple):
 
     skip: Tensor | None
     metrics: Tensor | None
+
+
+_ANSWERS = (torch.tensor(False), torch.tensor(True))
 
 
 class Engine:
@@ -57,6 +60,8 @@ class Engine:
         self.small = SMALL
         self.bad_steps: Tensor | None = None
         """How often each clipped parameter was not finite."""
+        self._skipping = True
+        """Whether the last step may have been skipped."""
         self._clear: dict[tuple[int, int], list[tuple[Tensor, int]]] = {}
         """Scopes whose carry is 0 everywhere, as far as their carries have not been written since."""
 
@@ -83,19 +88,22 @@ class Engine:
             parts = self._measure(work)
         host = work.host
         totals = {
-            number: _totals([part for part in parts if part.rule == number], device)
+            number: totals_of([part for part in parts if part.rule == number], device)
             for number, rule in enumerate(rules)
             if rule.region.joint and any(part.rule == number for part in parts)
         }
         skip = self._skip(layout, work, parts, totals, found_inf, step, device)
         self.ledger.steps += 1
         stop = host and skip is not None and bool(skip)
-        verdicts: dict[int, _Verdicts] = {}
+        verdicts: dict[int, Verdicts] = {}
         dropped: list[Tensor] = []
         diagnoses: list[tuple[Leaf, Diagnosis]] = []
         if not stop:
-            doubt = None if host else skip
-            verdicts = {n: self._decide(layout, n, part, sizes[n][0], doubt) for n, part in totals.items()}
+            doubt, feeds = None if host else skip, self.ledger.feeds
+            verdicts = {
+                n: decided(rules[n], part, len(layout.scopes[n]), sizes[n][0], feeds.get(n), doubt, host=host)
+                for n, part in totals.items()
+            }
             for slab in work.slabs:
                 dropped_sq, diagnosis = self._apply_slab(slab, work, verdicts, doubt, inspect=inspect)
                 dropped += [] if dropped_sq is None else [dropped_sq]
@@ -113,7 +121,7 @@ class Engine:
             for job in work.jobs:
                 job.gradient.zero_()
         self._account(skip, stop if host else None, dropped, verdicts)
-        metrics = _metrics(rules, parts, diagnoses, verdicts, sizes, device) if inspect else None
+        metrics = metrics_of(rules, parts, diagnoses, verdicts, sizes, device) if inspect else None
         return Report(skip, metrics)
 
     # ------------------------------------------------------------------ arranging
@@ -178,10 +186,10 @@ class Engine:
 
     # ------------------------------------------------------------------ measuring
 
-    def _measure(self, work: "_Work") -> "list[_Part]":
+    def _measure(self, work: "_Work") -> "list[Part]":
         """The sums of every slab and piece."""
-        parts = [_Part.of_slab(slab, self._measure_slab(slab, work)) for slab in work.slabs]
-        return parts + [_Part.of_piece(piece, self._measure_piece(piece, work)) for piece in work.pieces]
+        parts = [Part.of_slab(slab, self._measure_slab(slab, work)) for slab in work.slabs]
+        return parts + [Part.of_piece(piece, self._measure_piece(piece, work)) for piece in work.pieces]
 
     def _measure_slab(self, slab: Slab, work: "_Work") -> Sums:
         rule = slab.rule
@@ -213,8 +221,8 @@ class Engine:
         self,
         layout: Layout,
         work: "_Work",
-        parts: "list[_Part]",
-        totals: "dict[int, _Totals]",
+        parts: "list[Part]",
+        totals: "dict[int, Totals]",
         found_inf: Tensor | None,
         step: int,
         device: torch.device,
@@ -234,16 +242,18 @@ class Engine:
             self._remember(layout, numbers, flags)
         for number, part in totals.items():
             if layout.rules[number].can_reject:
-                overflow = ~torch.all(torch.isfinite(part.sums.total_sq))
-                bad = (bad or bool(overflow)) if work.host else bad | overflow
+                if work.host:
+                    bad = bad or not all(map(math.isfinite, part.sums.total_sq.tolist()))
+                else:
+                    bad = bad | ~torch.all(torch.isfinite(part.sums.total_sq))
         if layout.rules[0].nonfinite == "raise":
             guilty = bad if outside is None else bad & ~outside
             if bool(guilty):
                 raise self._complaint(layout, judged, step, device)
-        bad = torch.full((), bad, dtype=torch.bool, device=device) if work.host else bad
+        bad = _ANSWERS[bad] if work.host else bad
         return bad if outside is None else bad | outside
 
-    def _complaint(self, layout: Layout, judged: "list[_Part]", step: int, device: torch.device) -> Exception:
+    def _complaint(self, layout: Layout, judged: "list[Part]", step: int, device: torch.device) -> Exception:
         numbers, flags = self._culprits(layout, judged, device)
         names = [layout.leaves[n].name for n, flag in zip(numbers, flags.tolist(), strict=True) if flag]
         culprit = "; ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
@@ -253,7 +263,7 @@ class Engine:
             'U-Clip with nonfinite="skip".'
         )
 
-    def _culprits(self, layout: Layout, judged: "list[_Part]", device: torch.device) -> tuple[list[int], Tensor]:
+    def _culprits(self, layout: Layout, judged: "list[Part]", device: torch.device) -> tuple[list[int], Tensor]:
         """Numbers of the parameters, and whether each is bad, by a second look at each."""
         leaves = {leaf.number: leaf for part in judged for leaf in part.leaves}
         flags = []
@@ -288,25 +298,10 @@ class Engine:
         else:
             self.bad_steps.index_add_(0, torch.tensor(numbers, device=flags.device), flags.long())
 
-    def _decide(self, layout: Layout, number: int, part: "_Totals", radius: Any, skip: Tensor | None) -> "_Verdicts":
-        """Scalars per scope, and the gate's memory moved on in place."""
-        rule = layout.rules[number]
-        feed = memory = present = None
-        if rule.gates_scopes:
-            memory = feed = self.ledger.feeds[number]
-            if len(part.place) < len(layout.scopes[number]):
-                present = torch.tensor(list(part.place), device=memory.count.device)
-                feed = type(memory)(memory.average[present], memory.count[present])
-        verdict, moved = decide(xp, rule, part.sums, radius, feed, skip, part.rounding)
-        if memory is not None and moved is not None:
-            for stored, new in zip(memory, moved, strict=True):
-                stored.copy_(new) if present is None else stored.index_copy_(0, present, new.to(stored.dtype))
-        return _Verdicts(verdict, part.place)
-
     # ------------------------------------------------------------------ applying
 
     def _apply_slab(
-        self, slab: Slab, work: "_Work", verdicts: "dict[int, _Verdicts]", skip: Tensor | None, *, inspect: bool
+        self, slab: Slab, work: "_Work", verdicts: "dict[int, Verdicts]", skip: Tensor | None, *, inspect: bool
     ) -> tuple[Any, Any]:
         """Write one slab; returns (square of what was dropped, diagnosis), each None if not asked for."""
         leaf, place = slab.leaves[0], slab.gradients[0].device
@@ -321,7 +316,7 @@ class Engine:
         verdict = own.of(leaf.scope, place, slab.dtype)
         return None, _inplace.clip_norm(slab, verdict.scale, verdict.keep, keep, inspect=inspect)
 
-    def _note_clear(self, layout: Layout, work: "_Work", verdicts: "dict[int, _Verdicts]") -> None:
+    def _note_clear(self, layout: Layout, work: "_Work", verdicts: "dict[int, Verdicts]") -> None:
         """Remember the scopes whose sums were all inside, so that their carry is 0 now."""
         settled: dict[tuple[int, int], dict[int, Tensor]] = {}
         for slab in work.slabs:
@@ -341,7 +336,7 @@ class Engine:
         self,
         piece: Piece,
         work: "_Work",
-        verdicts: "dict[int, _Verdicts]",
+        verdicts: "dict[int, Verdicts]",
         skip: Tensor | None,
         step: int,
         *,
@@ -372,7 +367,7 @@ class Engine:
         return outcome.dropped_sq, outcome.diagnosis
 
     def _account(
-        self, skip: Tensor | None, stop: bool | None, dropped: list[Tensor], verdicts: "dict[int, _Verdicts]"
+        self, skip: Tensor | None, stop: bool | None, dropped: list[Tensor], verdicts: "dict[int, Verdicts]"
     ) -> None:
         """Move the running totals on; ``stop`` is the value of ``skip`` where it is known."""
         ledger = self.ledger
@@ -383,8 +378,9 @@ class Engine:
             elif stop:
                 ledger.skipped += 1
                 ledger.streak += 1
-            else:
+            elif self._skipping:
                 ledger.streak.zero_()
+            self._skipping = stop is not False
         if self.metrics_every <= 0 or stop:
             return
         kind, device = ledger.dropped.dtype, ledger.dropped.device
@@ -414,70 +410,6 @@ class _Work:
         self.clocks: dict[int, Age] = {}
 
 
-class _Part(NamedTuple):
-    """Sums of a slab or a piece, which belong to one scope."""
-
-    leaves: list[Leaf]
-    gradients: list[Tensor]
-    dtype: torch.dtype
-    sums: Sums
-
-    @classmethod
-    def of_slab(cls, slab: Slab, sums: Sums) -> "_Part":
-        """The sums of a slab."""
-        return cls(slab.leaves, slab.gradients, slab.dtype, sums)
-
-    @classmethod
-    def of_piece(cls, piece: Piece, sums: Sums) -> "_Part":
-        """The sums of a piece."""
-        jobs = piece.jobs
-        return cls([job.leaf for job in jobs], [job.gradient for job in jobs], jobs[0].dtype, sums)
-
-    @property
-    def rule(self) -> int:
-        """Number of its rule."""
-        return self.leaves[0].rule
-
-    @property
-    def scope(self) -> int:
-        """Number of its scope under that rule."""
-        return self.leaves[0].scope
-
-
-class _Totals(NamedTuple):
-    """Sums per scope of one rule, and where each scope that takes part is among them."""
-
-    sums: Sums
-    place: dict[int, int]
-    rounding: float
-    """How far, relative to its size, rounding to the narrowest gradient's type may move an update."""
-
-
-class _Verdicts:
-    """A rule's verdict, handed out scope by scope."""
-
-    def __init__(self, verdict: Verdict, place: dict[int, int]) -> None:
-        self.verdict = verdict
-        self.place = place
-        self._scale = verdict.scale.unbind()
-        self._keep = verdict.keep.unbind() if isinstance(verdict.keep, Tensor) else None
-        self._clipped: list[bool] | None = None
-
-    def clips(self, scope: int) -> bool:
-        """Whether a scope is clipped; waits for the device."""
-        if self._clipped is None:
-            # A norm of NaN, under "propagate", is above nothing and yet leaves nothing as it was.
-            self._clipped = [bool(scale != 1.0) for scale in self.verdict.scale.tolist()]
-        return self._clipped[self.place[scope]]
-
-    def of(self, scope: int, device: torch.device, dtype: torch.dtype) -> Verdict:
-        """The scalars of one scope, where they are needed and in that precision."""
-        k = self.place[scope]
-        place = {"device": device, "dtype": dtype, "non_blocking": True}
-        keep = self.verdict.keep if self._keep is None else self._keep[k].to(**place)
-        return Verdict(scale=self._scale[k].to(**place), keep=keep)
-
-
 def _count_up(jobs: list[Job], skip: Tensor | None) -> None:
     """Count the sample, unless the step does not count."""
     counts: dict[torch.device, list[Tensor]] = {}
@@ -491,24 +423,7 @@ def _count_up(jobs: list[Job], skip: Tensor | None) -> None:
             torch._foreach_add_(column, [(~skip).to(device, torch.int64, non_blocking=True)] * len(column))
 
 
-def _totals(parts: list[_Part], device: torch.device) -> _Totals:
-    """Add up the sums of a ``Norm``'s arrays within each scope that takes part."""
-    place: dict[int, int] = {}
-    for part in parts:
-        place.setdefault(part.scope, len(place))
-    where = [place[part.scope] for part in parts]
-    dtype = _widest(part.dtype for part in parts)
-
-    def total(name: str) -> Tensor | None:
-        column = [getattr(part.sums, name) for part in parts]
-        return None if column[0] is None else _by_scope(column, where, len(place), device, dtype)
-
-    narrow = {part.gradients[0].dtype for part in parts if part.gradients[0].dtype != part.dtype}
-    sums = Sums(None, total("total_sq"), total("carry_sq"), total("dot"))
-    return _Totals(sums, place, max((torch.finfo(kind).eps / 2 for kind in narrow), default=0.0))
-
-
-def _flags(judged: list[_Part], device: torch.device) -> tuple[list[int], Tensor]:
+def _flags(judged: list[Part], device: torch.device) -> tuple[list[int], Tensor]:
     """Numbers of the parameters, and whether each is bad, without waiting for the device."""
     numbers, columns = [], []
     for part in judged:
@@ -519,69 +434,3 @@ def _flags(judged: list[_Part], device: torch.device) -> tuple[list[int], Tensor
         numbers += [leaf.number for leaf in part.leaves]
         columns.append(flags.to(device, non_blocking=True))
     return numbers, torch.cat(columns)
-
-
-def _metrics(
-    rules: list[Rule],
-    measured: list[_Part],
-    diagnoses: list[tuple[Leaf, Diagnosis]],
-    verdicts: dict[int, _Verdicts],
-    sizes: list[tuple[Any, ...]],
-    device: torch.device,
-) -> Tensor:
-    """The metrics of this step as one small vector; zeros if it was not taken."""
-    dtype = _widest(part.dtype for part in measured)
-    if not diagnoses:
-        return torch.zeros(len(LAST_STEP), device=device, dtype=dtype)
-    parts = []
-    for number in range(len(rules)):
-        members = [(leaf, d) for leaf, d in diagnoses if leaf.rule == number]
-        if not members:
-            continue
-        joint = verdicts.get(number)
-        where = [joint.place[leaf.scope] if joint else 0 for leaf, _ in members]
-        width = len(joint.place) if joint else 1
-        columns = [[d[k] for _, d in members] for k in range(len(Diagnosis._fields))]
-        summed = [_by_scope(column, where, width, device, dtype) for column in columns[:-1]]
-        worst = torch.stack([_scalar(r, device, dtype) for r in columns[-1]]).amax().reshape(1)
-        part = Diagnosis._make([*summed, worst])
-        if joint:
-            part = of_scopes(xp, part, sizes[number][0], joint.verdict.clipped)
-        parts.append(part)
-    totals = [torch.cat([getattr(part, name) for part in parts]) for name in Diagnosis._fields]
-    overall = Diagnosis._make([*(column.sum() for column in totals[:-1]), totals[-1].amax()])
-    return torch.stack(last_step(xp, overall))
-
-
-def _widest(types: Iterable[torch.dtype]) -> torch.dtype:
-    return torch.float64 if torch.float64 in set(types) else torch.float32
-
-
-def _scalar(value: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """A number or a tensor of one element as a scalar on ``device``, without a copy from the host."""
-    if isinstance(value, Tensor):
-        return value.to(device, dtype, non_blocking=True)
-    return torch.full((), _held(value, dtype), device=device, dtype=dtype)
-
-
-def _held(value: float, dtype: torch.dtype) -> float:
-    """A number too large for the type as infinity, which torch would refuse to make of it."""
-    return value if value != value or abs(value) <= torch.finfo(dtype).max else math.copysign(math.inf, value)
-
-
-def _by_scope(column: list[Any], where: list[int], width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Add up scalars that belong to the same scope, wherever they stand."""
-    if all(isinstance(value, (int, float)) for value in column):
-        sums = [0.0] * width
-        for value, k in zip(column, where, strict=True):
-            sums[k] += value
-        return torch.tensor([_held(value, dtype) for value in sums], device=device, dtype=dtype)
-    stacked = torch.stack([_scalar(value, device, dtype) for value in column])
-    if width == 1:
-        return stacked.sum().reshape(1)
-    if where == list(range(width)):
-        return stacked
-    groups: list[list[Tensor]] = [[] for _ in range(width)]
-    for value, k in zip(stacked.unbind(), where, strict=True):
-        groups[k].append(value)
-    return torch.stack([torch.stack(group).sum() for group in groups])

@@ -65,7 +65,7 @@ def run_compiled(*case: Any) -> Trace:
     """Tensors however small as compiled functions; only single numbers stay out, for which a second one is made."""
 
     def prepare(clipper: UClip) -> None:
-        clipper._engine.small = 2
+        clipper._engine.small = clipper._engine.worth = 2
 
     found = run_torch(*case, prepare=prepare, compile=True)
     assert not _compiled._broken, "it went on uncompiled, so nothing was tested"

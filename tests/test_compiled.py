@@ -36,7 +36,7 @@ def pair(region, **options):
         params = [nn.Parameter(torch.zeros(shape)) for shape in ((5, 4), (7,), (2, 3, 4))]
         optimizer = optim.AdamW(params, lr=0.1, fused=True)
         clipper = UClip(optimizer, region, compile=compile, metrics_every=2, **options)
-        clipper._engine.small = 2
+        clipper._engine.small = clipper._engine.worth = 2
         made.append((params, optimizer, clipper))
     return made
 
@@ -78,7 +78,7 @@ def test_neither_schedules_nor_other_models_compile_anew():
     def train(region, sizes, steps):
         params = [nn.Parameter(torch.zeros(size)) for size in sizes]
         clipper = UClip(params, region, compile=True, metrics_every=0)
-        clipper._engine.small = 2
+        clipper._engine.small = clipper._engine.worth = 2
         for _ in range(steps):
             for p in params:
                 p.grad = torch.randn_like(p)
@@ -102,7 +102,7 @@ def test_nothing_is_lost_in_bfloat16(region):
     torch.manual_seed(0)
     p = nn.Parameter(torch.zeros(257, dtype=torch.bfloat16))
     clipper = UClip([p], region, compile=True, metrics_every=0)
-    clipper._engine.small = 2
+    clipper._engine.small = clipper._engine.worth = 2
     given, sent = torch.zeros(257, dtype=torch.float64), torch.zeros(257, dtype=torch.float64)
     for _ in range(200):
         p.grad = (0.1 * torch.randn(257)).bfloat16()
@@ -153,7 +153,7 @@ PROGRAM = """
 import torch
 from carryclip import Component
 from carryclip.torch import UClip
-p = torch.nn.Parameter(torch.zeros(2, 100_000))
+p = torch.nn.Parameter(torch.zeros(3, 100_000))
 clipper = UClip([p], Component(1.0), compile=True)
 for _ in range(3):
     p.grad = torch.full_like(p, 3.0)
@@ -176,7 +176,7 @@ def test_auto_leaves_small_models_alone(monkeypatch):
         raise AssertionError("compiled")
 
     monkeypatch.setattr(_compiled, "applied", fail)
-    p = nn.Parameter(torch.zeros(1000, 100))
+    p = nn.Parameter(torch.zeros(1000, 300))
     clipper = UClip([p], Component(1.0), compile="auto")
     p.grad = torch.full_like(p, 3.0)
     clipper.clip_()

@@ -1,5 +1,6 @@
 """The Python in README and docs runs, every example runs, and every public name is documented."""
 
+import json
 import re
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import table
 import torch
 
 import carryclip
@@ -96,6 +98,13 @@ def test_the_readme_shows_what_the_dangers_example_prints():
     rows = [line for line in readme.splitlines() if line.startswith("| `carry=")]
     shown = [re.findall(r"-?\d+\.\d+", line)[-3:] for line in rows]
     assert [[float(x) for x in row] for row in shown] == [[float(x) for x in row] for row in printed]
+
+
+@pytest.mark.parametrize("page", table.PAGES, ids=lambda page: page.name)
+def test_tables_of_costs_come_from_the_committed_results(page):
+    text = page.read_text()
+    assert "<!-- bench: large -->" in text
+    assert table.filled(text, json.loads(table.RESULTS.read_text())) == text, "run: python benchmarks/table.py --write"
 
 
 @pytest.mark.parametrize("module", [carryclip, carryclip.torch, carryclip.optax], ids=lambda module: module.__name__)

@@ -207,12 +207,16 @@ def largest_temporary(region, prepare, carry=True, **options):
     return peak(step)
 
 
-@pytest.mark.parametrize("prepare", [whole, as_on_a_device], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("carry", [True, False, Gated()], ids=repr)
-@pytest.mark.parametrize("region", [Component(0.5), Norm(1.0)], ids=repr)
-def test_temporaries_are_small(region, carry, prepare):
-    if prepare is as_on_a_device and carry == Gated() and isinstance(region, Component):
-        pytest.skip("away from the host the pure functions hold several arrays of one tensor; compile=True does not")
+IN_PLACE = [(Component(0.5), True), (Component(0.5), False), *((Norm(1.0), carry) for carry in (True, False, Gated()))]
+IN_PIECES = [(Component(0.5), Gated()), (Adaptive(1, 1, EWMA()), True)]
+
+
+@pytest.mark.parametrize(
+    ("prepare", "region", "carry"),
+    [(whole, *case) for case in IN_PLACE + IN_PIECES] + [(as_on_a_device, *case) for case in IN_PLACE],
+    ids=lambda x: x.__name__ if callable(x) else repr(x),
+)
+def test_temporaries_are_small(prepare, region, carry):
     most = largest_temporary(region, prepare, carry)
     assert most <= 16_000_000 * 1.01  # the largest tensor
 

@@ -59,7 +59,7 @@ def test_both_frameworks_round_alike():
 def clip_torch(narrow, gradients, region, **options):
     p = nn.Parameter(torch.zeros(gradients.shape[1:]))
     clipper = UClip([p], region, carry_dtype=narrow, moments_dtype=narrow, metrics_every=0, **options)
-    clipper._engine.small = 2
+    clipper._engine.small = clipper._engine.worth = 2
     sent = []
     for gradient in gradients:
         p.grad = torch.tensor(gradient)

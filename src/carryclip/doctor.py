@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import platform
+import shutil
 from collections.abc import Callable
 
 from carryclip import __version__
@@ -80,7 +81,9 @@ def _check_torch() -> str:
         carry = clipper.carry(weight).item()
         if carry != 2.0:
             raise AssertionError(f"on {device} the carry of a gradient of 3 should be 2 but is {carry}")
-    return f"works on {', '.join(devices)}; {torch.get_num_threads()} threads"
+    compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
+    found = "a C++ compiler for compile=True" if compiler else "no C++ compiler, so compile=True goes on uncompiled"
+    return f"works on {', '.join(devices)}; {torch.get_num_threads()} threads; {found}"
 
 
 def _check_optax() -> str:

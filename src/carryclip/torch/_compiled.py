@@ -7,6 +7,7 @@ length and radii as tensors, so that neither another model nor a schedule compil
 import dataclasses
 import functools
 import logging
+import re
 import types
 import warnings
 from collections.abc import Callable
@@ -144,7 +145,19 @@ def _compile(function: Any) -> Callable[..., Any]:
     own = types.FunctionType(
         function.__code__.replace(), function.__globals__, function.__name__, None, function.__closure__
     )
-    return torch.compile(own, dynamic=True, fullgraph=True, options=OPTIONS)
+    constant = function.__code__.co_freevars
+
+    def worth_checking(guards: Any) -> list[bool]:
+        """Modules and rules stay what they are; looking at them at every call costs more than a small array."""
+        return [not guard.is_global and re.split(r"\W", guard.name)[0] not in constant for guard in guards]
+
+    options = OPTIONS | ({"guard_filter_fn": worth_checking} if _can_filter() else {})
+    return torch.compile(own, dynamic=True, fullgraph=True, options=options)
+
+
+def _can_filter() -> bool:
+    """Whether this torch lets us choose what is checked before a compiled function is used again (from 2.8 on)."""
+    return hasattr(torch.compiler, "skip_guard_on_globals_unsafe")
 
 
 def _called(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -17,7 +17,18 @@ from carryclip.diagnosis import Diagnosis
 from carryclip.torch import _compiled, _inplace
 from carryclip.torch._compiled import CompileMode, NotCompiledError
 from carryclip.torch._inplace import ORDINARY, Scratch, Slab, UnsuitableError
-from carryclip.torch._jobs import CHUNK, COMPILED_CHUNK, SMALL, Job, Piece, open_job, pieces_of, present, sizes_of
+from carryclip.torch._jobs import (
+    CHUNK,
+    COMPILED_CHUNK,
+    SMALL,
+    WORTH,
+    Job,
+    Piece,
+    open_job,
+    pieces_of,
+    present,
+    sizes_of,
+)
 from carryclip.torch._layout import Layout, Leaf
 from carryclip.torch._namespace import xp
 from carryclip.torch._scopes import Part, Totals, Verdicts, decided, metrics_of, totals_of
@@ -35,7 +46,7 @@ class Report(NamedTuple):
     metrics: Tensor | None
 
 
-_ANSWERS = (torch.tensor(False), torch.tensor(True))
+_ANSWERS = (torch.tensor(False, device="cpu"), torch.tensor(True, device="cpu"))
 
 
 class Engine:
@@ -58,12 +69,13 @@ class Engine:
         self.compile: CompileMode = compile
         self.storage = storage
         self.small = SMALL
+        self.worth = WORTH
         self.bad_steps: Tensor | None = None
         """How often each clipped parameter was not finite."""
         self._skipping = True
         """Whether the last step may have been skipped."""
-        self._clear: dict[tuple[int, int], list[tuple[Tensor, int]]] = {}
-        """Scopes whose carry is 0 everywhere, as far as their carries have not been written since."""
+        self._clear: dict[tuple[int, int], list[tuple[Tensor, Tensor, int]]] = {}
+        """Scopes whose carry is 0 everywhere: their parameters, carries, and how often each was written."""
 
     @torch.no_grad()
     def run(
@@ -137,17 +149,18 @@ class Engine:
     ) -> "_Work":
         """Which way each gradient takes."""
         host = self._on_host(layout)
-        compiled = _compiled.wanted(self.compile, layout.entries_from(self.small)) if self.compile else False
+        large = self._large(layout, sizes) if self.compile else {}
+        compiled = _compiled.wanted(self.compile, sum(large.values()))
         slabs: list[Slab] = []
         leaves: list[Leaf] = []
         for number, rule in enumerate(layout.rules):
             members = layout.of_rule(number)
             if in_place and self._suits(rule, sizes[number]):
-                large = [leaf for leaf in members if leaf.param.numel() >= self.small] if compiled else []
-                small = [leaf for leaf in members if leaf.param.numel() < self.small] if compiled else members
+                big = [leaf for leaf in members if leaf.number in large] if compiled else []
+                small = [leaf for leaf in members if leaf.number not in large] if compiled else members
                 found, left = _inplace.gather(small, rule, sizes[number][0], self._carry, host=host, inspect=inspect)
                 slabs += found
-                members = large + left
+                members = big + left
             leaves += [leaf for leaf in members if leaf.param.grad is not None]
         entries, storage = self.home.entries, self.storage
         jobs = [
@@ -165,6 +178,13 @@ class Engine:
         longest = COMPILED_CHUNK if compiled and host and inspect else longest
         pieces += pieces_of(alone, longest, self.small)
         return _Work(slabs=slabs, jobs=jobs, pieces=pieces, host=host, compiled=compiled)
+
+    def _large(self, layout: Layout, sizes: list[tuple[Any, ...]]) -> dict[int, int]:
+        """Numbers of the parameters that are worth a compiled function, and how many entries their gradients have."""
+        suited = [self.write and self._suits(*pair) for pair in zip(layout.rules, sizes, strict=True)]
+        least = [max(self.small, self.worth) if suits else self.small for suits in suited]
+        counts = {leaf: grad.numel() for leaf in layout.leaves if (grad := leaf.param.grad) is not None}
+        return {leaf.number: count for leaf, count in counts.items() if count >= least[leaf.rule]}
 
     def _suits(self, rule: Rule, sizes: tuple[Any, ...]) -> bool:
         return _inplace.suits(rule) and self.storage.carry is None and isinstance(sizes[0], float)
@@ -201,18 +221,22 @@ class Engine:
         return _inplace.look(slab) if work.host else Sums(bad=_inplace.bad_flags(slab))
 
     def _measure_piece(self, piece: Piece, work: "_Work") -> Sums:
-        job = piece.jobs[0]
+        job, carry = piece.jobs[0], piece.buffers.carry
+        if work.host and not job.rule.gates_scopes and job.rule.region.joint and self._is_clear(job.leaf, work):
+            carry = None
         if work.compiled and piece.large and job.rule.region.joint:
             with contextlib.suppress(NotCompiledError):
-                return _compiled.measured(job.rule, piece.gradient, piece.buffers.carry, job.dtype)
-        return measure(xp, job.rule, piece.gradient, piece.buffers.carry, job.dtype)
+                return _compiled.measured(job.rule, piece.gradient, carry, job.dtype)
+        return measure(xp, job.rule, piece.gradient, carry, job.dtype)
 
     def _is_clear(self, leaf: Leaf, work: "_Work") -> bool:
         """Whether the carry of the parameter's scope is known to be 0, because the last step has left it so."""
         scope = leaf.rule, leaf.scope
         if scope not in work.clear:
             seen = self._clear.get(scope)
-            work.clear[scope] = seen is not None and all(carry._version == version for carry, version in seen)
+            work.clear[scope] = seen is not None and all(
+                self._carry(param, carry.dtype) is carry and carry._version == version for param, carry, version in seen
+            )
         return work.clear[scope]
 
     # ------------------------------------------------------------------ deciding
@@ -309,28 +333,35 @@ class Engine:
         own = verdicts.get(leaf.rule)
         if own is None:
             return _inplace.clip_components(slab, keep, work.scratch, tally=self.metrics_every > 0, inspect=inspect)
-        inside = work.host and not inspect and not own.clips(leaf.scope)
-        if inside and (not slab.carries or self._is_clear(leaf, work)):
-            work.untouched.add((leaf.rule, leaf.scope))
+        if not inspect and self._is_inside(leaf, own, work):
             return None, None
         verdict = own.of(leaf.scope, place, slab.dtype)
         return None, _inplace.clip_norm(slab, verdict.scale, verdict.keep, keep, inspect=inspect)
 
+    def _is_inside(self, leaf: Leaf, own: Verdicts, work: "_Work") -> bool:
+        """Whether a norm leaves its scope as it is: the gradients are inside and nothing is carried."""
+        if not work.host or own.clips(leaf.scope) or not (own.plain or self._is_clear(leaf, work)):
+            return False
+        work.untouched.add((leaf.rule, leaf.scope))
+        return True
+
     def _note_clear(self, layout: Layout, work: "_Work", verdicts: "dict[int, Verdicts]") -> None:
         """Remember the scopes whose sums were all inside, so that their carry is 0 now."""
-        settled: dict[tuple[int, int], dict[int, Tensor]] = {}
-        for slab in work.slabs:
-            scope = slab.leaves[0].rule, slab.leaves[0].scope
+        settled: dict[tuple[int, int], dict[int, tuple[Tensor, Tensor]]] = {}
+        done = [(slab.leaves, slab.gradients[0], slab.dtype) for slab in work.slabs if slab.carries]
+        done += [([j.leaf], j.gradient, j.dtype) for j in work.jobs if j.stored.carry is not None and j.plain]
+        for leaves, gradient, dtype in done:
+            scope = leaves[0].rule, leaves[0].scope
             own = verdicts.get(scope[0])
-            if own is None or not slab.carries or scope in work.untouched:
+            if own is None or scope in work.untouched:
                 continue
             self._clear.pop(scope, None)
-            if slab.dtype == slab.gradients[0].dtype and not own.clips(scope[1]):
-                for leaf in slab.leaves:
-                    settled.setdefault(scope, {})[leaf.number] = self._carry(leaf.param, slab.dtype)
-        for scope, carries in settled.items():
-            if len(carries) == layout.members(*scope) and not any(carry.is_inference() for carry in carries.values()):
-                self._clear[scope] = [(carry, carry._version) for carry in carries.values()]
+            if dtype == gradient.dtype and not own.clips(scope[1]):
+                for leaf in leaves:
+                    settled.setdefault(scope, {})[leaf.number] = leaf.param, self._carry(leaf.param, dtype)
+        for scope, pairs in settled.items():
+            if len(pairs) == layout.members(*scope) and not any(carry.is_inference() for _, carry in pairs.values()):
+                self._clear[scope] = [(param, carry, carry._version) for param, carry in pairs.values()]
 
     def _apply(
         self,
@@ -345,6 +376,8 @@ class Engine:
         """Write one piece; returns (square of what was dropped, diagnosis), each None if not asked for."""
         job = piece.jobs[0]
         own = verdicts.get(job.leaf.rule)
+        if own is not None and not inspect and self._is_inside(job.leaf, own, work):
+            return None, None
         verdict = None if own is None else own.of(job.leaf.scope, job.gradient.device, job.dtype)
         skip = None if skip is None else skip.to(piece.gradient.device, non_blocking=True)
         count = piece.buffers.count

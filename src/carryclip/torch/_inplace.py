@@ -18,11 +18,11 @@ from carryclip.algorithm import Rule, Sums
 from carryclip.diagnosis import Diagnosis
 from carryclip.precision import truncate
 from carryclip.regions import Component
-from carryclip.torch._jobs import writable
+from carryclip.torch._jobs import is_sharded, writable
 from carryclip.torch._layout import Leaf
 from carryclip.torch._state import wide
 
-SLAB = 1 << 19
+SLAB = 1 << 20
 """Entries worked on at a time on the CPU."""
 SMALL_MODEL = 1 << 20
 """Entries up to which a model's temporaries are not worth cutting it."""
@@ -77,7 +77,7 @@ def gather(
     for members in groups.values():
         first = members[0][1]
         dtype = wide(first.dtype)
-        fits = first.layout == torch.strided and not first.is_complex() and (type(first) in ORDINARY or not host)
+        fits = first.layout == torch.strided and not first.is_complex() and not is_sharded(first)
         # Away from the host a conversion would need a temporary, and zeroing bad entries another look at them.
         fits = fits and (host or (first.dtype == dtype and rule.nonfinite != "zero"))
         if not fits:
@@ -230,7 +230,7 @@ def clip_components(
         else:
             _clamp(gradients, limit)
         return lost, notes.diagnosis() if notes else None
-    torch._foreach_add_(carries, gradients)
+    _add(carries, gradients)
     if keep is not None:
         _clamp(carries, torch.finfo(slab.dtype).max)  # two huge finite numbers may add up to inf
     if notes:
@@ -246,7 +246,7 @@ def clip_components(
                 gradient.copy_(total.clamp(-limit, limit))
     if keep is not None:
         torch._foreach_mul_(gradients, keep.to(narrow))
-    torch._foreach_sub_(carries, gradients)
+    _subtract(carries, gradients)
     return None, notes.diagnosis() if notes else None
 
 
@@ -313,6 +313,14 @@ class _Notes:
         )
 
 
+def _add(totals: list[Tensor], terms: list[Tensor]) -> None:
+    torch._foreach_add_(totals, terms) if len(totals) > 1 else totals[0].add_(terms[0])
+
+
+def _subtract(totals: list[Tensor], terms: list[Tensor]) -> None:
+    torch._foreach_sub_(totals, terms) if len(totals) > 1 else totals[0].sub_(terms[0])
+
+
 def _clamp(tensors: list[Tensor], limit: float) -> None:
     torch._foreach_clamp_min_(tensors, -limit)
     torch._foreach_clamp_max_(tensors, limit)
@@ -343,7 +351,7 @@ def clip_norm(slab: Slab, scale: Tensor, share: Any, keep: Tensor | None, *, ins
         share = share if share is None or isinstance(share, Tensor) else torch.full_like(keep, share)
         share = share if share is None else torch.where(keep > 0, share, 1.0)
     if carries:
-        torch._foreach_add_(carries, gradients)
+        _add(carries, gradients)
         if notes:
             notes.of_totals(carries)
     if slab.dtype == gradients[0].dtype and (len(gradients) > 1 or not carries):
@@ -354,7 +362,7 @@ def clip_norm(slab: Slab, scale: Tensor, share: Any, keep: Tensor | None, *, ins
         for gradient, total in zip(gradients, carries or gradients, strict=True):
             _scale_into(gradient, total.to(slab.dtype), scale)
     if carries:
-        torch._foreach_sub_(carries, gradients)
+        _subtract(carries, gradients)
         if share is not None:
             torch._foreach_mul_(carries, share)
     return notes.diagnosis() if notes else None

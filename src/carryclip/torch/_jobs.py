@@ -23,6 +23,8 @@ COMPILED_CHUNK = 1 << 19
 """The same for a compiled function that also measures: it has fewer arrays, and each call costs more."""
 SMALL = 1 << 15
 """Tensors with fewer entries are packed, because each operation on them costs more than their entries."""
+WORTH = 1 << 18
+"""Tensors that can be clipped in place are compiled only from this size on: a compiled call costs more to begin."""
 
 
 class Job(NamedTuple):
@@ -50,6 +52,11 @@ def writable(param: Tensor) -> Tensor:
     return gradient
 
 
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether this is a ``DTensor``, which cannot be cut or packed."""
+    return hasattr(tensor, "placements")
+
+
 def open_job(leaf: Leaf, rule: Rule, entries: Entries, storage: Storage, *, write: bool, scale: Tensor | None) -> Job:
     """See a parameter's gradient as plain arrays. ``scale`` is a loss scale to divide out of what is only read."""
     param = leaf.param
@@ -74,7 +81,8 @@ def open_job(leaf: Leaf, rule: Rule, entries: Entries, storage: Storage, *, writ
     stored = buffers_of(entries, rule.buffers, param, dtype, storage)
     if gradient.is_complex():
         return Job(leaf, rule, torch.view_as_real(gradient), stored, dtype, rows, False)
-    return Job(leaf, rule, gradient, stored, dtype, rows, rows is None and scale is None)
+    plain = rows is None and scale is None and not is_sharded(gradient)
+    return Job(leaf, rule, gradient, stored, dtype, rows, plain)
 
 
 def present(job: Job) -> Buffers:

@@ -20,7 +20,7 @@ GROUP_KEY = "uclip"
 Group = dict[str, Any]
 
 
-@dataclass
+@dataclass(eq=False)
 class Leaf:
     """One clipped parameter."""
 
@@ -57,10 +57,6 @@ class Layout:
     @cached_property
     def _by_rule(self) -> list[list[Leaf]]:
         return [[leaf for leaf in self.leaves if leaf.rule == number] for number in range(len(self.rules))]
-
-    def entries_from(self, least: int) -> int:
-        """Entries in all the parameters that have at least so many."""
-        return sum(count for leaf in self.leaves if (count := leaf.param.numel()) >= least)
 
     @cached_property
     def _members(self) -> Counter[tuple[int, int]]:

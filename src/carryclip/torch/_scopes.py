@@ -58,9 +58,11 @@ class Totals(NamedTuple):
 class Verdicts:
     """A rule's verdict, handed out scope by scope."""
 
-    def __init__(self, verdict: Verdict, place: dict[int, int]) -> None:
+    def __init__(self, verdict: Verdict, place: dict[int, int], *, plain: bool) -> None:
         self.verdict = verdict
         self.place = place
+        self.plain = plain
+        """True if nothing is carried."""
         self._scale = verdict.scale.unbind()
         self._keep = verdict.keep.unbind() if isinstance(verdict.keep, Tensor) else None
         self._clipped: list[bool] | None = None
@@ -112,7 +114,7 @@ def decided(
     if memory is not None and moved is not None:
         for stored, new in zip(memory, moved, strict=True):
             stored.copy_(new) if present is None else stored.index_copy_(0, present, new.to(stored.dtype))
-    return Verdicts(verdict, part.place)
+    return Verdicts(verdict, part.place, plain=rule.carry is False)
 
 
 def _on_host(rule: Rule, part: Totals, radius: Any, feed: Feed | None) -> tuple[Verdict, Feed | None]:

@@ -1,5 +1,6 @@
 """The command: which contests to run, progress, and where the results go."""
 
+import functools
 import importlib.util
 import math
 import os
@@ -39,6 +40,8 @@ def main(*, quick: bool, model: list[str] | None, repeats: int | None, compile: 
         console.print('optax is not installed, so its part is left out; pip install "carryclip[jax]" brings it.')
         jax = False
     times = repeats or (11 if quick else 21)
+    command = "carryclip bench" + (" --quick" if quick else "") + "".join(f" --model '{name}'" for name in model or [])
+    results = runner.as_json([], command)
     torch.set_grad_enabled(True)
     start, rows = time.perf_counter(), list[Row]()
     told = -math.inf
@@ -52,17 +55,18 @@ def main(*, quick: bool, model: list[str] | None, repeats: int | None, compile: 
                 told = now
                 console.print(f"{now:6.0f} s  {text}", highlight=False)
 
-        for name in chosen:
-            rows += runner.clipping(name, times, compile and not quick, say)
-        rows += runner.overhead(times, say)
+        parts = [functools.partial(runner.clipping, name, times, compile and not quick, say) for name in chosen]
+        parts.append(functools.partial(runner.overhead, times, say))
         if not quick:
-            rows += runner.scaling(runner.SIZES, times, compile, say)
-            rows += runner.end_to_end(10 * times, compile, say)
+            parts.append(functools.partial(runner.scaling, runner.SIZES, times, compile, say))
+            parts.append(functools.partial(runner.end_to_end, 10 * times, compile, say))
         if jax and not quick:
-            rows += runner.optax_contest(chosen[-2] if "GPT-2 small" not in chosen else "GPT-2 small", times, say)
-    command = "carryclip bench" + (" --quick" if quick else "") + "".join(f" --model '{name}'" for name in model or [])
-    results = runner.as_json(rows, command)
-    report.save(results, folder / "bench.json")
+            largest = max(chosen, key=lambda name: sum(map(math.prod, models.MODELS[name]())))
+            parts.append(functools.partial(runner.optax_contest, largest, times, say))
+        for part in parts:
+            rows += part()
+            results = runner.as_json(rows, command)
+            report.save(results, folder / "bench.json")  # whatever happens later
     report.show(results, console)
     figures = report.draw(results, folder)
     console.print(

@@ -1,0 +1,127 @@
+"""The benchmark itself: its shapes, its clocks and scales, and what it prints, saves and draws."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from rich.console import Console
+
+from carryclip.experiments.bench import contestants, jax_side, meters, models, report, runner, training
+from carryclip.experiments.bench.main import main
+
+
+def quiet(text):
+    """Progress is for people."""
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters", "tensors"),
+    [
+        ("conv-net", 1_108_902, 10),
+        ("ResNet50", 25_557_032, 161),
+        ("GPT-2 small", 124_439_808, 148),
+        ("600 tiny tensors", 17_600, 600),
+    ],
+)
+def test_models_have_the_sizes_of_the_real_ones(model, parameters, tensors):
+    shapes = models.MODELS[model]()
+    assert (sum(math.prod(shape) for shape in shapes), len(shapes)) == (parameters, tensors)
+
+
+@pytest.mark.parametrize("size", [*runner.SIZES])
+def test_models_of_a_given_size_have_about_that_size(size):
+    assert sum(math.prod(shape) for shape in models.of_size(size)) == pytest.approx(size, rel=0.1)
+
+
+def test_peak_sees_what_is_allocated_at_a_time():
+    def step():
+        for _ in range(3):
+            first = torch.zeros(1000, 1000)
+            second = first + 1
+            del first, second
+
+    assert 8_000_000 <= meters.peak(step) < 8_100_000
+    values = torch.zeros(1000, 1000)
+    assert meters.peak(lambda: values.add_(1)) < 1000
+
+
+def test_kernels_counts_lists_once_and_views_not_at_all():
+    values = [torch.zeros(3) for _ in range(50)]
+    assert meters.kernels(lambda: torch._foreach_add_(values, 1.0)) == 1
+    assert meters.kernels(lambda: [x.add_(1).view(-1) for x in values]) == 50
+
+
+def test_quartiles_hold_the_median_between_them():
+    found = meters.quartiles([3.0, 1.0, 2.0, 5.0, 4.0])
+    assert (found.low, found.median, found.high) == (2.0, 3.0, 4.0)
+
+
+def test_a_contest_prints_saves_and_draws(tmp_path):
+    shapes = [(40, 30), (30,), ()]
+    makers = contestants.baselines() | contestants.optimizers() | contestants.modes(False)
+    rows = runner.contest("clipping", "little", shapes, makers, 3, quiet)
+    named = {row.name: row for row in rows}
+    assert list(named) == list(makers)
+    assert named["clip_grad_norm_"].ratio == 1.0
+    assert named["eager Norm"].held_per_parameter == 4.0
+    assert named["eager Component, bfloat16 carry"].held_per_parameter == 2.0
+    assert all(row.low <= row.milliseconds <= row.high for row in rows)
+    growth = runner.contest("scaling", "1e2 parameters", [(10, 10)], runner.baseline(), 3, quiet)
+    results = json.loads(json.dumps(runner.as_json(rows + growth, "a test")))
+    report.save(results, tmp_path / "bench.json")
+    assert json.loads((tmp_path / "bench.json").read_text()) == results
+    console = Console(record=True, width=90, file=open(tmp_path / "out.txt", "w"))  # noqa: SIM115
+    report.show(results, console)
+    text = console.export_text()
+    assert "eager Component, metrics every 10" in text
+    assert "…" not in text, "a table does not fit"
+    assert all(path.stat().st_size > 5_000 for path in report.draw(results, tmp_path))
+
+
+def test_the_rules_we_compare_with_clip():
+    arena = runner.Arena([(20, 10), (10,)])
+    for name, make in contestants.baselines().items():
+        arena.restore()
+        before = torch.cat([g.flatten() for g in arena.gradients]).norm()
+        arena.enter(make).step()
+        after = torch.cat([g.flatten() for g in arena.gradients]).norm()
+        assert after < before or name == "AGC rule", name  # these weights are large against the gradients
+        assert after > 0
+
+
+def test_optax_is_measured_and_its_traffic_told():
+    found = jax_side.measure([(64, 64)] * 4, 3, lambda: None)
+    moved = {name: bytes_moved for name, (_, bytes_moved) in found.items()}
+    assert moved["optax.clip"] < moved["uclip Component, propagate"] < moved["uclip Component"]
+    assert all(len(times) == 3 for times, _ in found.values())
+
+
+@pytest.mark.parametrize("method", [name for name in training.CLIPPING if "compiled" not in name])
+@pytest.mark.parametrize("model", training.LOOPS)
+def test_whole_training_steps_run(model, method):
+    training.loop(model, method)()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": ["GPT-5"]}, "There is no model 'GPT-5'; choose from: conv-net"),
+        ({"repeats": 1}, "repeats must be at least 3"),
+        ({"out": __file__}, "Cannot write to"),
+    ],
+    ids=["model", "repeats", "out"],
+)
+def test_bad_arguments_say_what_is_wrong(options, message, capsys):
+    given = {"quick": True, "model": None, "repeats": None, "compile": False, "jax": False, "out": "unused"} | options
+    assert main(**given) == 2
+    assert message in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_command_line_has_it():
+    done = subprocess.run(
+        [sys.executable, "-m", "carryclip.cli", "bench", "--help"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0 or "bench" in done.stdout

@@ -109,6 +109,10 @@ def _slabs(
     if not host:
         most = sum(counts)
         most = max(*counts, most // 20, SMALL_MODEL) if rule.region.joint or inspect else most
+    if sum(counts) <= most and len({leaf.scope for leaf, _ in members}) == 1:  # many small tensors, most often
+        leaves, gradients = [leaf for leaf, _ in members], [gradient for _, gradient in members]
+        yield Slab(rule, leaves, gradients, carries or [], dtype, radius)
+        return
     slab, room = None, 0
     for k, ((leaf, gradient), count) in enumerate(zip(members, counts, strict=True)):
         if count > most:

@@ -108,8 +108,9 @@ def draw(results: dict[str, Any], folder: Path) -> list[Path]:
     left.axvline(1.0, color="black", linewidth=1)
     longest = 4.0
     for place, row in enumerate(bars):
-        text = f"{row['ratio']:.2f}"
-        left.text(min(row["ratio"], longest) + 0.03, place, text, va="center", fontsize=8)
+        beyond = row["ratio"] > longest
+        where, side, colour = (longest * 1.07, "right", "white") if beyond else (row["ratio"] + 0.03, "left", "black")
+        left.text(where, place, f"{row['ratio']:.2f}", va="center", ha=side, color=colour, fontsize=8)
     left.set(xlim=(0, longest * 1.08), xlabel="time per step / clip_grad_norm_", title=f"{largest}: cost of clipping")
     left.tick_params(axis="y", labelsize=8)
     if growth:
@@ -121,7 +122,7 @@ def draw(results: dict[str, Any], folder: Path) -> list[Path]:
                 [row["milliseconds"] for row in mine],
                 marker="o",
                 markersize=4,
-                color=_colour(name) if "Norm" not in name else None,
+                color={"Component": "C3", "Norm": "C0"}.get(name.split()[-1], "black"),
                 linestyle="--" if "eager" in name else "-",
                 label=name,
             )

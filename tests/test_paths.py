@@ -32,9 +32,17 @@ def tiny_chunks(monkeypatch):
 
 
 def shapes():
-    """Large and small, of several layouts and types."""
+    """Large and small by turns, of several layouts."""
     conv = torch.zeros(6, 4, 3, 3).to(memory_format=torch.channels_last)
-    return [torch.zeros(9, 20), conv, torch.zeros(12, 11).t(), torch.zeros(7), torch.zeros(()), torch.zeros(0, 3)]
+    return [
+        torch.zeros(9),
+        conv,
+        torch.zeros(7),
+        torch.zeros(12, 11).t(),
+        torch.zeros(9, 20),
+        torch.zeros(()),
+        torch.zeros(0, 3),
+    ]
 
 
 def trace(region, carry, prepare, dtype=torch.float32, small=30, steps=8, **options):
@@ -47,11 +55,12 @@ def trace(region, carry, prepare, dtype=torch.float32, small=30, steps=8, **opti
     for k in range(steps):
         for p in params:
             scale = 0.01 if k % 4 == 3 else 1.0  # now and then everything is inside
-            p.grad = None if k == 2 and p.dim() == 1 else scale * torch.randn_like(p)
+            p.grad = None if k == 2 and p.shape == (7,) else scale * torch.randn_like(p)
         if k == 5:
             params[1].grad[0, 0, 0, 0] = math.nan
         clipper.clip_()
-        rows.append([x.clone() for p in params for x in (p.grad, clipper.carry(p)) if x is not None])
+        gates = [x for feed in clipper.ledger.feeds.values() for x in feed]
+        rows.append([x.clone() for p in params for x in (p.grad, clipper.carry(p), *gates) if x is not None])
     return rows, dict(clipper.metrics()), clipper.nonfinite_parameters()
 
 

@@ -84,9 +84,8 @@ class Verdicts:
 
 def totals_of(parts: list[Part], device: torch.device) -> Totals:
     """Add up the sums of a ``Norm``'s arrays within each scope that takes part."""
-    place: dict[int, int] = {}
-    for part in parts:
-        place.setdefault(part.scope, len(place))
+    # In order, whatever order the parts come in: the gates' memory is in that order too.
+    place = {scope: k for k, scope in enumerate(sorted({part.scope for part in parts}))}
     where = [place[part.scope] for part in parts]
     dtype = _widest(part.dtype for part in parts)
 
@@ -125,7 +124,7 @@ def _on_host(rule: Rule, part: Totals, radius: Any, feed: Feed | None) -> tuple[
         radius = np.asarray(float(radius))
     with np.errstate(all="ignore"):
         verdict, moved = decide(host_xp, rule, sums, radius, known, None, part.rounding)
-    back = Verdict(*(torch.as_tensor(x, dtype=None) if isinstance(x, np.ndarray) else x for x in verdict))
+    back = Verdict(*(torch.as_tensor(x) if isinstance(x, np.ndarray) else x for x in verdict))
     return back, None if moved is None else Feed(*(torch.as_tensor(x) for x in moved))
 
 

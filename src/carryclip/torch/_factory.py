@@ -18,7 +18,7 @@ def uclipped(optimizer_class: type[Optimizer], region: Any, **options: Any) -> t
     Args:
         optimizer_class: any ``torch.optim.Optimizer`` class.
         region: as for ``UClip``.
-        **options: as for ``UClip``: ``carry``, ``nonfinite``, ``metrics_every``.
+        **options: as for ``UClip``: ``carry``, ``nonfinite``, ``metrics_every``, ``compile`` and so on.
 
     >>> import torch, copy
     >>> from carryclip import Norm

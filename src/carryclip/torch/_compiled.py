@@ -49,7 +49,7 @@ def wanted(mode: CompileMode, large: int) -> bool:
 
 def measured(rule: Rule, gradient: Tensor, carry: Tensor | None, dtype: torch.dtype) -> Sums:
     """``measure`` of a ``Norm``."""
-    return Sums(*_called(_measure(_kind(rule), dtype), gradient, carry))
+    return Sums(*_called(_measure(_kind(rule), dtype, _look_of(gradient, carry)), gradient, carry))
 
 
 def applied(
@@ -79,8 +79,18 @@ def applied(
     kind = _kind(rule)
     if rule.region.joint:  # the verdict says it all
         kind, tally = Rule(kind.region, rule.carry is not False, kind.nonfinite), False
-    function = _apply(kind, dtype, tally, inspect, write)
-    return _called(function, gradient, tuple(buffers[:-1]), numbers, scalars, skip, tuple(clock), chance)
+    stored, ages = tuple(buffers[:-1]), tuple(clock)
+    look = _look_of(gradient, *stored, *numbers, *(scalars or ()), skip, *ages, chance)
+    function = _apply(kind, dtype, tally, inspect, write, look)
+    return _called(function, gradient, stored, numbers, scalars, skip, ages, chance)
+
+
+def _look_of(*arguments: Any) -> tuple[Any, ...]:
+    """What must be alike for arguments to share a function: which there are, and of what type, device and rank.
+
+    Each combination has a function of its own, because torch allows but a few variants of one.
+    """
+    return tuple(None if x is None else (x.dtype, x.device.type, x.dim()) for x in arguments)
 
 
 def _kind(rule: Rule) -> Rule:
@@ -102,7 +112,7 @@ def _number(value: float, dtype: torch.dtype, like: Tensor) -> Tensor:
 
 
 @functools.cache
-def _measure(rule: Rule, dtype: torch.dtype) -> Callable[..., Any]:
+def _measure(rule: Rule, dtype: torch.dtype, look: Any) -> Callable[..., Any]:
     def uclip_measure(gradient: Tensor, carry: Tensor | None) -> tuple[Any, ...]:
         return tuple(measure(xp, rule, gradient, carry, dtype))
 
@@ -110,7 +120,7 @@ def _measure(rule: Rule, dtype: torch.dtype) -> Callable[..., Any]:
 
 
 @functools.cache
-def _apply(rule: Rule, dtype: torch.dtype, tally: bool, inspect: bool, write: bool) -> Callable[..., Any]:
+def _apply(rule: Rule, dtype: torch.dtype, tally: bool, inspect: bool, write: bool, look: Any) -> Callable[..., Any]:
     def uclip_apply(
         gradient: Tensor, stored: Any, sizes: Any, scalars: Any, skip: Any, clock: Any, seed: Any
     ) -> tuple[Any, Any]:

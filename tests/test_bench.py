@@ -87,11 +87,11 @@ def test_the_rules_we_compare_with_clip():
     arena = runner.Arena([(20, 10), (10,)])
     for name, make in contestants.baselines().items():
         arena.restore()
+        torch._foreach_mul_(arena.gradients, 100.0)  # large even against the weights, which is what AGC looks at
         before = torch.cat([g.flatten() for g in arena.gradients]).norm()
         arena.enter(make).step()
         after = torch.cat([g.flatten() for g in arena.gradients]).norm()
-        assert after < before or name == "AGC rule", name  # these weights are large against the gradients
-        assert after > 0
+        assert 0 < after < before / 2, name
 
 
 def test_optax_is_measured_and_its_traffic_told():

@@ -50,7 +50,7 @@ def bench(
     """Measure what clipping costs on this machine: U-Clip, the clipping you have, bare optimizers, memory's own floor.
 
     Everything is timed by turns in one run, so that ratios mean something on a noisy machine. Takes about twenty
-    minutes and up to 16 GB of memory for GPT-2 small; --quick takes less than a minute.
+    minutes, and GPT-2 small wants a machine with 24 GB of memory; --quick takes less than a minute.
 
     Args:
         quick: two small models, nothing compiled.

@@ -18,6 +18,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from carryclip import Norm
+from carryclip.experiments.output import make_folder, save_figure
 from carryclip.torch import UClip
 
 RADIUS = 0.5
@@ -156,13 +157,7 @@ def draw(runs: list[Run], folder: Path) -> list[Path]:
     right.axhline(RADIUS, color="black", linewidth=1, linestyle="--", label="radius")
     right.set(xlabel="step", ylabel="Euclidean norm", title=f"What U-Clip did (seed {shown.seed})")
     right.legend(frameon=False, ncols=2)
-    for axis in (left, right):
-        axis.spines[["top", "right"]].set_visible(False)
-    paths = [folder / "demo.png", folder / "demo.svg"]
-    for path in paths:
-        figure.savefig(path, dpi=150)
-    plt.close(figure)
-    return paths
+    return save_figure(figure, folder, "demo")
 
 
 def write_csv(runs: list[Run], path: Path) -> None:
@@ -181,11 +176,8 @@ def main(*, epochs: int, seeds: int, out: str) -> int:
     if epochs < 1 or seeds < 1:
         console.print(f"[red]epochs and seeds must be at least 1; got epochs={epochs}, seeds={seeds}.")
         return 2
-    folder = Path(out)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        console.print(f"[red]Cannot write to {folder}: {error.strerror}. Choose another folder with --out.")
+    folder = make_folder(out, console)
+    if folder is None:
         return 2
     torch.set_num_threads(1)  # so small a net is faster on one
     data, runs, start = load(), [], time.perf_counter()

@@ -11,7 +11,7 @@ import re
 import types
 import warnings
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -98,7 +98,7 @@ def _kind(rule: Rule) -> Rule:
     sizes: dict[str, Any] = {name: 1.0 for name in ("radius", "scale", "mean", "std") if hasattr(rule.region, name)}
     if rule.region.joint:
         sizes["over"] = "all"
-    region = dataclasses.replace(rule.region, **sizes)  # type: ignore[type-var]
+    region = dataclasses.replace(cast(Any, rule.region), **sizes)
     return Rule(region, rule.carry, "skip" if rule.nonfinite == "raise" else rule.nonfinite)
 
 

@@ -5,7 +5,6 @@ import importlib.util
 import math
 import os
 import time
-from pathlib import Path
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # its profiler tells of every start
 
@@ -14,6 +13,7 @@ from rich.console import Console
 
 from carryclip.experiments.bench import models, report, runner
 from carryclip.experiments.bench.runner import Row
+from carryclip.experiments.output import make_folder
 
 QUIET_SECONDS = 30
 """Between two lines about the progress where there is no terminal."""
@@ -30,11 +30,8 @@ def main(*, quick: bool, model: list[str] | None, repeats: int | None, compile: 
     if repeats is not None and repeats < 3:
         console.print(f"[red]repeats must be at least 3 for a median with quartiles; got {repeats}.")
         return 2
-    folder = Path(out)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        console.print(f"[red]Cannot write to {folder}: {error.strerror}. Choose another folder with --out.")
+    folder = make_folder(out, console)
+    if folder is None:
         return 2
     if jax and importlib.util.find_spec("optax") is None:
         console.print('optax is not installed, so its part is left out; pip install "carryclip[jax]" brings it.')

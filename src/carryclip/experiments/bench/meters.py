@@ -76,8 +76,8 @@ def peak(step: Step) -> int:
 def _events(step: Step) -> list[Any]:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
-    results: Any = profiler.profiler.kineto_results  # type: ignore[union-attr]
-    return sorted(results.events(), key=lambda event: event.start_ns())
+    inner: Any = profiler.profiler
+    return sorted(inner.kineto_results.events(), key=lambda event: event.start_ns())
 
 
 def kernels(step: Step) -> int:

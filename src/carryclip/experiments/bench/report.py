@@ -9,6 +9,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from carryclip.experiments.output import save_figure
+
 Record = dict[str, Any]
 
 
@@ -128,13 +130,7 @@ def draw(results: dict[str, Any], folder: Path) -> list[Path]:
             )
         right.set(xscale="log", yscale="log", xlabel="parameters", ylabel="ms per step", title="How it grows")
         right.legend(frameon=False, fontsize=8)
-    for axis in axes.flat:
-        axis.spines[["top", "right"]].set_visible(False)
-    paths = [folder / "bench.png", folder / "bench.svg"]
-    for path in paths:
-        figure.savefig(path, dpi=150)
-    plt.close(figure)
-    return paths
+    return save_figure(figure, folder, "bench")
 
 
 def _colour(name: str) -> str:

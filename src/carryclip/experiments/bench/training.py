@@ -1,7 +1,7 @@
 """End to end: the step time of whole training loops, with the clipping people have and with U-Clip."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +46,7 @@ def conv_net() -> tuple[nn.Module, Tensor, Tensor]:
         nn.ReLU(),
         nn.Linear(250, 10),
     )
-    net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    net = cast(Any, net).to(memory_format=torch.channels_last)
     images = torch.randn(100, 3, 32, 32).to(memory_format=torch.channels_last)
     return net, images, torch.randint(10, (100,))
 

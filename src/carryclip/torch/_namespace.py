@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import torch
+
+from carryclip._numpy import NumpyNamespace
 
 
 class TorchNamespace:
@@ -72,22 +73,5 @@ def _sum(term: Any) -> torch.Tensor:
     return torch.sum(term) if isinstance(term, torch.Tensor) else TorchNamespace.inner(*term)
 
 
-class HostNamespace:
-    """NumPy, for what is decided about a few numbers in the host's memory."""
-
-    where = staticmethod(np.where)
-    clip = staticmethod(np.clip)
-    abs = staticmethod(np.abs)
-    sign = staticmethod(np.sign)
-    sqrt = staticmethod(np.sqrt)
-    expm1 = staticmethod(np.expm1)
-    isfinite = staticmethod(np.isfinite)
-
-    @staticmethod
-    def astype(values: np.ndarray, dtype: Any) -> np.ndarray:
-        """``values`` in ``dtype``."""
-        return values.astype(dtype)
-
-
 xp: Any = TorchNamespace
-host_xp: Any = HostNamespace
+host_xp: Any = NumpyNamespace

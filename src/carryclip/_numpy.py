@@ -1,0 +1,43 @@
+"""NumPy under the names the algorithm uses: for a few numbers on the host, and for many runs side by side."""
+
+from typing import Any
+
+import numpy as np
+
+
+class NumpyNamespace:
+    """The array functions ``carryclip.algorithm`` needs to decide and to apply; sums run over whole arrays."""
+
+    where = staticmethod(np.where)
+    clip = staticmethod(np.clip)
+    abs = staticmethod(np.abs)
+    sign = staticmethod(np.sign)
+    sqrt = staticmethod(np.sqrt)
+    expm1 = staticmethod(np.expm1)
+    sum = staticmethod(np.sum)
+    isfinite = staticmethod(np.isfinite)
+    finfo = staticmethod(np.finfo)
+
+    @staticmethod
+    def lerp(start: Any, end: Any, weight: float) -> Any:
+        """The point a part ``weight`` of the way from start to end."""
+        return start + weight * (end - start)
+
+    @staticmethod
+    def inner(x: np.ndarray, y: np.ndarray) -> Any:
+        """The sum of x·y."""
+        return np.sum(x * y)
+
+    @staticmethod
+    def astype(values: Any, dtype: Any) -> Any:
+        """``values`` in ``dtype``; the same array if it has it already."""
+        return values.astype(dtype, copy=False)
+
+
+class LanesNamespace(NumpyNamespace):
+    """Independent runs side by side: the last axis holds a run's coordinates, and sums run along it alone."""
+
+    @staticmethod
+    def inner(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """The sum of x·y in each run, with an axis of one left to broadcast by."""
+        return np.einsum("...i,...i->...", x, y)[..., None]

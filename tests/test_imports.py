@@ -33,6 +33,10 @@ def test_the_reference_needs_numpy_only():
     assert not loaded_after("import carryclip.reference") & {"torch", "jax", "optax", "scipy", "matplotlib"}
 
 
+def test_the_theory_needs_numpy_only():
+    assert not loaded_after("import carryclip.theory") & {"torch", "jax", "optax", "scipy", "matplotlib", "rich"}
+
+
 def test_one_front_end_does_not_load_the_other():
     assert "torch" not in loaded_after("import carryclip.optax")
     assert not loaded_after("import carryclip.torch") & {"jax", "optax"}

@@ -159,11 +159,13 @@ def run(
     lanes = _Lanes(region, carry, dimension)
     scale = None if noise is None else _swept(noise.scale)
     rates, begin = _swept(lr), np.asarray(where, float)
-    sweep = np.broadcast_shapes(
-        lanes.sweep, rates.shape[:-2], begin.shape[:-2], () if scale is None else scale.shape[:-2]
-    )
+    parts = {"region": lanes.sweep, "lr": rates.shape[:-2], "start": begin.shape[:-2]}
+    sweep = _sweep(parts | ({} if scale is None else {"noise": scale.shape[:-2]}))
     shape = (*sweep, seeds, dimension)
-    x = np.broadcast_to(begin, shape).astype(float)
+    try:
+        x = np.broadcast_to(begin, shape).astype(float)
+    except ValueError:
+        raise ValueError(f"run: start has shape {begin.shape}, which does not go with {shape}.") from None
     lanes.begin(shape)
     tick = ticker(progress, steps, "simulating")
     rng = np.random.default_rng(seed)
@@ -212,7 +214,7 @@ class _Lanes:
         self.rule = Rule(self.region, carry, nonfinite="propagate")
         if self.above is None:
             arrays = [_swept(size) for size in self.region.sizes(0) if not isinstance(size, float)]
-            self.sweep = np.broadcast_shapes(self.sweep, *(array.shape[:-2] for array in arrays))
+            self.sweep = _sweep({f"size {k}": array.shape[:-2] for k, array in enumerate(arrays)})
 
     def begin(self, shape: tuple[int, ...]) -> None:
         """Buffers for runs of this shape."""
@@ -278,6 +280,15 @@ class _Records:
     def finish(self, setting: dict[str, Any], x: np.ndarray) -> Simulation:
         columns = {name: np.stack([row[name] for row in self.rows]) for name in self.rows[0]}
         return Simulation(setting, self.times, peak_carry=self.peak, final=x, **columns)
+
+
+def _sweep(parts: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """The shape of the sweep."""
+    try:
+        return np.broadcast_shapes(*parts.values())
+    except ValueError:
+        shown = ", ".join(f"{name} {shape}" for name, shape in parts.items() if shape)
+        raise ValueError(f"run: these do not make one sweep, their shapes differ: {shown}.") from None
 
 
 def even_times(steps: int, count: int) -> np.ndarray:

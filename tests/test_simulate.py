@@ -236,7 +236,7 @@ def test_the_carry_of_a_norm_by_its_margin():
     )
     above, at, below = seen.carry.mean(-1).T
     error = seen.carry[:, 0].std(-1) / 10
-    assert abs(above[2] - above[0]) < 6 * np.hypot(error[2], error[0]) < above[0]
+    assert abs(above[2] - above[0]) < 6 * np.hypot(error[2], error[0]) < 2 * above[0]  # 16 times as many steps
     assert at[1:] / at[:-1] == pytest.approx([2.0, 2.0], rel=0.15)
     assert below == pytest.approx(0.2 * seen.times, rel=0.15)
 

@@ -1,6 +1,7 @@
 """The command line. It starts fast: every command imports what it needs when it runs."""
 
 import sys
+from typing import Literal
 
 try:
     from cyclopts import App
@@ -63,6 +64,45 @@ def bench(
     from carryclip.experiments.bench.main import main
 
     return main(quick=quick, model=model, repeats=repeats, compile=compile, jax=jax, out=out)
+
+
+Figure = Literal[
+    "theory", "aliasing", "quadratics", "bias", "carry-bounds", "adaptive-bounds", "regret", "norm-carry", "wind-up"
+]
+
+
+@app.command
+def reproduce(
+    figure: Figure,
+    /,
+    *,
+    steps: int = 10_000,
+    seeds: int = 1000,
+    points: int = 20,
+    seed: int = 0,
+    reading: Literal["noise", "gradient"] = "noise",
+    pooled: bool = False,
+    out: str = "carryclip-theory",
+) -> int:
+    """Redraw a figure of the paper's theory, or one it has no figure for; "theory" draws all of them.
+
+    Each is saved as PNG, SVG and PDF with a caption and its data as CSV, and the paper's claims are judged by it. The
+    defaults are the paper's size; all figures take about a minute and a half.
+
+    Args:
+        figure: which one.
+        steps: steps of each run.
+        seeds: runs at each point.
+        points: points of each sweep.
+        seed: of everything drawn at random.
+        reading: what G bounds: the noise, as the paper's sweep from 0.1 can only mean, or the gradient.
+        pooled: also show the percentile over all times, not only at the last step.
+        out: folder for the figures.
+    """
+    from carryclip.experiments.theory.main import main
+    from carryclip.experiments.theory.study import Scale
+
+    return main(figure, Scale(steps, seeds, points, seed, reading, pooled), out)
 
 
 @app.command

@@ -1,5 +1,7 @@
 """Where results go: the folder a command writes to, and figures in it."""
 
+import csv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +19,27 @@ def make_folder(out: str, console: Console) -> Path | None:
     return folder
 
 
-def save_figure(figure: Any, folder: Path, name: str) -> list[Path]:
-    """Write a figure to look at and to print, and let it go."""
+def save_figure(figure: Any, folder: Path, name: str, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
+    """Write a figure to look at and to print, and let it go. The same figure gives the same files."""
+    import matplotlib
     import matplotlib.pyplot as plt
 
     for axis in figure.axes:
         axis.spines[["top", "right"]].set_visible(False)
-    paths = [folder / f"{name}.png", folder / f"{name}.svg"]
-    for path in paths:
-        figure.savefig(path, dpi=150)
+    paths = [folder / f"{name}.{kind}" for kind in formats]
+    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    with matplotlib.rc_context({"svg.hashsalt": name}):
+        for kind, path in zip(formats, paths, strict=True):
+            figure.savefig(path, dpi=150, metadata=undated.get(kind))
     plt.close(figure)
     return paths
+
+
+def save_rows(rows: list[dict[str, Any]], folder: Path, name: str) -> Path:
+    """Write rows that share their columns as CSV."""
+    path = folder / f"{name}.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path

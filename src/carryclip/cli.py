@@ -106,6 +106,58 @@ def reproduce(
 
 
 @app.command
+def bounds(
+    *,
+    noise: float = 1.0,
+    law: Literal["uniform", "two-point", "gaussian"] = "uniform",
+    mean_gradient: float = 1.0,
+    radius: float | None = None,
+    alpha: float | None = None,
+    dimension: int = 1,
+    horizon: int = 10_000,
+    distance: float = 1.0,
+    delta: float = 0.01,
+    norm: bool = False,
+    carry: float | None = None,
+    regret: float | None = None,
+) -> int:
+    """Calculate how large the carry can get, what it costs in regret, and which radius to take.
+
+    Sizes are per coordinate for component clipping (the default) and of the whole vector with --norm.
+
+    Args:
+        noise: size of the gradient's noise: half width (uniform), size (two-point), deviation (gaussian).
+        law: of the noise; with --norm only its size counts, as a bound on its length.
+        mean_gradient: bound on the size of the mean gradient.
+        radius: clipping radius.
+        alpha: margin of the radius above the mean gradient, instead of --radius; a tenth of the noise by default.
+        dimension: number of coordinates.
+        horizon: number of steps.
+        distance: from the start to the optimum.
+        delta: probability with which the carry may exceed its level.
+        norm: norm clipping.
+        carry: find the radius for this mean carry.
+        regret: find the radius for this average regret.
+    """
+    from carryclip.experiments.calculator import ask
+
+    return ask(
+        noise=noise,
+        law=law,
+        mean_gradient=mean_gradient,
+        radius=radius,
+        alpha=alpha,
+        dimension=dimension,
+        horizon=horizon,
+        distance=distance,
+        delta=delta,
+        norm=norm,
+        carry=carry,
+        regret=regret,
+    )
+
+
+@app.command
 def doctor() -> int:
     """Say what is installed here and what works with it: the first thing to paste into a bug report."""
     from carryclip.doctor import main

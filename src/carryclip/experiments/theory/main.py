@@ -1,6 +1,7 @@
 """The command behind ``carryclip reproduce``: run the studies, save figures, captions and numbers, judge the claims."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -61,6 +62,8 @@ def reproduce(name: str, scale: Scale, folder: Path, progress: Progress) -> tupl
     task = progress.add_task(name, total=None)
     data = study.compute(scale, lambda done, total: progress.update(task, completed=done, total=total))
     result = study.present(scale, data)
+    if not scale.enough:
+        result.claims = [replace(claim, verdict="not run at this size") for claim in result.claims]
     progress.remove_task(task)
     paths = save_figure(result.figure, folder, name, formats=("png", "svg", "pdf"))
     paths.append(save_rows(result.rows, folder, name))

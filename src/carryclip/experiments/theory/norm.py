@@ -112,7 +112,8 @@ def present(scale: Scale, seen: list[Simulation]) -> Result:
         "Norm clipping. Left: mean norm of the carry in dimensions 1 to 1000 with noise of length 1 (a fair coin for "
         "d = 1, even on the sphere otherwise), radius ‖ḡ‖ + α, below the bound that holds at each t and close to the "
         "one that holds on average over time; neither knows the dimension. Right: in dimension 100 the carry stays "
-        f"bounded above the mean gradient, grows like √t at it and in proportion to t below; slopes on logarithmic axes: {words}."
+        f"bounded above the mean gradient, grows like √t at it and in proportion to t below; slopes on "
+        f"logarithmic axes: {words}."
     )
     return Result(figure, caption, rows)
 

@@ -83,8 +83,8 @@ def present(scale: Scale, seen: list[Simulation]) -> Result:
         "Two quadratics, (x − 3)²/2 or (x + 3)²/2 with equal chance, clipped to 1. Left: mean and standard deviation "
         f"over {scale.seeds} seeds from x = {START}, learning rate {RATE}. Clipped SGD wanders until it meets the ends "
         "of the interval; U-Clip returns to the optimum 0 as SGD does, with smaller steps. Right: mean change of x per "
-        f"step and learning rate ({DRIFT_STEPS} steps of {DRIFT_RATE}): none for clipped SGD, SGD's own for U-Clip up to "
-        f"the radius. {ours[0].upper()}{ours[1:]}."
+        f"step and learning rate ({DRIFT_STEPS} steps of {DRIFT_RATE}): none for clipped SGD, SGD's own for U-Clip up "
+        f"to the radius. {ours[0].upper()}{ours[1:]}."
     )
     return Result(figure, caption, rows, [claim])
 

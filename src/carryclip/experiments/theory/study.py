@@ -26,6 +26,11 @@ class Scale:
     pooled: bool = False
     """Also show the percentile over all times, not only at the last."""
 
+    @property
+    def enough(self) -> bool:
+        """Whether the paper's claims can be judged by runs of this size."""
+        return self.steps >= 2000 and self.seeds >= 200 and self.points >= 10
+
     def bound(self, noise: Any) -> Any:
         """G for f(x) = |x| with noise of this size."""
         return noise if self.reading == "noise" else 1.0 + np.asarray(noise)

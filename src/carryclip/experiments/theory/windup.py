@@ -110,10 +110,10 @@ def present(scale: Scale, seen: list[Simulation]) -> Result:
     right.legend(frameon=False, fontsize=8)
     caption = (
         f"Wind-up and bias on x²/2, radius {RADIUS:g}, learning rate {RATE}, {seen[0].carry.shape[-1]} seeds, "
-        f"{_steps(scale)} steps. Left: far from the optimum the radius is below the mean gradient; the full carry pays its "
-        "debt by overshooting as far to the other side, again and again. Right: distance of the mean iterate from the "
-        "optimum over the second half, from x = 0; bars at the bottom are below 0.003. Full carry has no bias and Gated "
-        "little; plain clipping, Capped and Leaky are biased wherever the noise is skewed."
+        f"{_steps(scale)} steps. Left: far from the optimum the radius is below the mean gradient; the full carry pays "
+        "its debt by overshooting as far to the other side, again and again. Right: distance of the mean iterate from "
+        "the optimum over the second half, from x = 0; bars at the bottom are below 0.003. Full carry has no bias and "
+        "Gated little; plain clipping, Capped and Leaky are biased wherever the noise is skewed."
     )
     return Result(figure, caption, rows)
 

@@ -1,0 +1,248 @@
+"""The command behind ``carryclip bounds``: how large the carry gets, what it costs, and which radius to take."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from carryclip.theory import bounds
+from carryclip.theory.noise import Gaussian, Noise, TwoPoint, Uniform
+
+LAWS: dict[str, type[Noise]] = {"uniform": Uniform, "two-point": TwoPoint, "gaussian": Gaussian}
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is known: per coordinate for component clipping, of the whole vector for a norm."""
+
+    noise: float
+    law: str
+    mean_gradient: float
+    margin: float
+    dimension: int
+    horizon: int
+    distance: float
+    delta: float
+    norm: bool
+
+    @property
+    def radius(self) -> float:
+        """The clipping radius."""
+        return self.mean_gradient + self.margin
+
+    @property
+    def noise_law(self) -> Noise:
+        """The noise of one coordinate; of a vector only the size counts, which a fair coin has always."""
+        kind = TwoPoint if self.norm and self.law != "gaussian" else LAWS[self.law]
+        return kind(self.noise)  # pyright: ignore[reportCallIssue]
+
+    @property
+    def bounded(self) -> float:
+        """The largest noise; infinite for a Gaussian."""
+        return float(self.noise_law.bound)
+
+    @property
+    def variance(self) -> float:
+        """E xi² of one coordinate, or of the whole vector."""
+        return float(self.noise_law.variance)
+
+    @property
+    def coordinates(self) -> int:
+        """How many carries there are."""
+        return 1 if self.norm else self.dimension
+
+
+def carry_rows(q: Question) -> list[tuple[str, float, float, str]]:
+    """(bound, what holds with probability 1 - delta, mean, conditions) for the carry of one coordinate or the norm."""
+    rows: list[tuple[str, Any, Any, str]] = []
+    bound = q.mean_gradient + q.bounded
+    if q.norm and math.isfinite(bound):
+        given: dict[str, Any] = {"alpha": q.margin, "noise_bound": q.bounded}
+        sharp = bounds.norm_carry_quantile(q.delta, **given), bounds.norm_carry_mean(**given)
+        rows.append(("sharp", *sharp, "any dimension"))
+        given["form"] = "coth"
+        closed = bounds.norm_carry_quantile(q.delta, **given), bounds.norm_carry_mean(**given)
+        rows.append(("closed form", *closed, "any dimension"))
+    elif not q.norm:
+        if math.isfinite(bound):
+            given = {"alpha": q.margin, "gradient_bound": bound, "largest_radius": q.radius}
+            for form, note in (("printed", "can be false if alpha > 1"), ("corrected", "")):
+                level, mean = (
+                    bounds.corollary_quantile(q.delta, form=form, **given),
+                    bounds.carry_mean(form=form, **given),
+                )
+                rows.append((f"paper, {form}", level, mean, note))
+        given = {"alpha": q.margin, "proxy": q.noise_law.proxy}
+        walk = bounds.walk_quantile(q.delta, q.horizon + 1, **given), bounds.walk_mean(q.horizon + 1, **given)
+        rows.append(("walk, sharp", *walk, "any noise like this"))
+        rate = bounds.lundberg_rate(alpha=q.margin, noise=q.noise_law)
+        lundberg = bounds.lundberg_quantile(q.delta, rate=rate), bounds.lundberg_mean(rate=rate)
+        rows.append(("Lundberg, sharp", *lundberg, "independent in time"))
+    average = bounds.second_moment_average(q.horizon, alpha=q.margin, variance=q.variance)
+    rows.append(("second moment", math.nan, average, "mean over time"))
+    return [(name, float(level), float(mean), note) for name, level, mean, note in rows]
+
+
+def regret_of(q: Question, margin: float | None) -> float:
+    """E R_T through the shadow, with the second-moment bound on the carry; without carry for None."""
+    carry = 0.0 if margin is None else bounds.second_moment_average(q.horizon, alpha=margin, variance=q.variance)
+    shadow = bounds.shadow_regret(
+        steps=q.horizon,
+        lr=1.0 / math.sqrt(q.horizon),
+        distance=q.distance,
+        gradient_square=q.coordinates * (q.mean_gradient**2 + q.variance),
+        mean_gradient=q.mean_gradient,
+        carry=q.coordinates * carry,
+    )
+    return float(shadow)
+
+
+def regret_rows(q: Question) -> list[tuple[str, float]]:
+    """(bound, expected average regret) for convex objectives and learning rate 1/sqrt(T)."""
+    rows = []
+    bound = q.mean_gradient + q.bounded
+    if not q.norm and q.radius <= bound < math.inf:
+        given: dict[str, Any] = {
+            "steps": q.horizon,
+            "distance": q.distance,
+            "alpha": q.margin,
+            "gradient_bound": bound,
+            "radius": q.radius,
+            "dimension": q.dimension,
+        }
+        rows += [(f"paper, {form}", float(bounds.convergence(form=form, **given))) for form in ("printed", "corrected")]
+    rows.append(("through the shadow, sharp", regret_of(q, q.margin)))
+    rows.append(("plain SGD, for comparison", regret_of(q, None)))
+    return rows
+
+
+def mean_carry(q: Question, margin: float) -> float:
+    """The smallest bound on the expected carry of one coordinate, or of the norm."""
+    if not q.norm:
+        return float(bounds.lundberg_mean(rate=bounds.lundberg_rate(alpha=margin, noise=q.noise_law)))
+    if math.isfinite(q.bounded):
+        return float(bounds.norm_carry_mean(alpha=margin, noise_bound=q.bounded))
+    return float(bounds.second_moment_average(alpha=margin, variance=q.variance))
+
+
+def margin_for(reached: Callable[[float], float], wanted: float, largest: float) -> float | None:
+    """The smallest margin at which ``reached(margin)`` is at most ``wanted``; None if not even at ``largest``."""
+    if reached(largest) > wanted:
+        return None
+    low, high = largest * 1e-9, largest
+    if reached(low) <= wanted:
+        return low
+    for _ in range(200):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if reached(middle) <= wanted else (middle, high)
+        if high / low < 1 + 1e-12:
+            break
+    return high
+
+
+def main(q: Question, wanted_carry: float | None, wanted_regret: float | None) -> int:
+    """Print the tables and the radii asked for."""
+    console = Console()
+    kind = "norm" if q.norm else "component"
+    console.print(
+        f"{kind} clipping, radius {q.radius:g} = mean gradient {q.mean_gradient:g} + margin {q.margin:g}; {q.law} noise "
+        f"{q.noise:g}; dimension {q.dimension}; {q.horizon:,} steps",
+        highlight=False,
+    )
+    if q.margin >= q.bounded:
+        console.print("The margin exceeds the noise: nothing is ever clipped, and the carry is 0.")
+    whose = "‖carry‖" if q.norm else "|carry| of one coordinate"
+    table = Table(title=whose, title_justify="left", box=SIMPLE_HEAD)
+    for column, side in (
+        ("bound", "left"),
+        (f"{1 - q.delta:.4g} below", "right"),
+        ("mean", "right"),
+        ("holds for", "left"),
+    ):
+        table.add_column(column, justify=side, no_wrap=True)
+    for name, level, mean, note in carry_rows(q):
+        table.add_row(name, "" if math.isnan(level) else f"{level:.3g}", f"{mean:.3g}", note)
+    console.print(table)
+    table = Table(title="average regret, convex, learning rate 1/√T", title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("bound", no_wrap=True)
+    table.add_column("expected", justify="right")
+    for name, regret in regret_rows(q):
+        table.add_row(name, f"{regret:.3g}")
+    console.print(table)
+    return _radii(q, wanted_carry, wanted_regret, console)
+
+
+def _radii(q: Question, wanted_carry: float | None, wanted_regret: float | None, console: Console) -> int:
+    """Say which radius achieves what was wanted."""
+    largest = q.bounded if math.isfinite(q.bounded) else 100.0 * q.noise
+    wishes = (
+        ("mean carry", wanted_carry, lambda margin: mean_carry(q, margin)),
+        ("average regret", wanted_regret, lambda margin: regret_of(q, margin)),
+    )
+    missed = False
+    for what, wanted, reached in wishes:
+        if wanted is None:
+            continue
+        margin = margin_for(reached, wanted, largest)
+        if margin is None:
+            missed = True
+            console.print(
+                f"No radius is known to keep the {what} at {wanted:g}: at margin {largest:g} it is "
+                f"{reached(largest):.3g}." + (" Give more steps (--horizon)." if what == "average regret" else ""),
+                highlight=False,
+            )
+        else:
+            console.print(
+                f"To keep the {what} at {wanted:g} take the radius [bold]{q.mean_gradient + margin:.4g}[/bold] "
+                f"(margin {margin:.4g}).",
+                highlight=False,
+            )
+    return 1 if missed else 0
+
+
+def ask(
+    *,
+    noise: float,
+    law: str,
+    mean_gradient: float,
+    radius: float | None,
+    alpha: float | None,
+    dimension: int,
+    horizon: int,
+    distance: float,
+    delta: float,
+    norm: bool,
+    carry: float | None,
+    regret: float | None,
+) -> int:
+    """Check the arguments, then answer."""
+    console = Console(stderr=True)
+    problems = [
+        (noise > 0, f"--noise must be above 0, got {noise:g}."),
+        (mean_gradient >= 0, f"--mean-gradient is a size, at least 0; got {mean_gradient:g}."),
+        (radius is None or alpha is None, "Give --radius or --alpha, not both: radius = mean gradient + alpha."),
+        (dimension >= 1, f"--dimension must be at least 1, got {dimension}."),
+        (horizon >= 1, f"--horizon must be at least 1, got {horizon}."),
+        (distance >= 0, f"--distance must be at least 0, got {distance:g}."),
+        (0 < delta < 1, f"--delta must lie between 0 and 1, got {delta:g}."),
+        (carry is None or carry > 0, f"--carry must be above 0, got {carry}."),
+        (regret is None or regret > 0, f"--regret must be above 0, got {regret}."),
+    ]
+    for fine, text in problems:
+        if not fine:
+            console.print(f"[red]{text}", highlight=False)
+            return 2
+    margin = alpha if alpha is not None else (radius - mean_gradient if radius is not None else 0.1 * noise)
+    if not np.isfinite(margin) or margin <= 0:
+        console.print(
+            f"[red]The radius must exceed the mean gradient: the margin is {margin:g}. At 0 the carry grows like √t, "
+            f"below it winds up without end, and no bound holds. Try --radius {mean_gradient + 0.1 * noise:g} or more.",
+            highlight=False,
+        )
+        return 2
+    return main(Question(noise, law, mean_gradient, margin, dimension, horizon, distance, delta, norm), carry, regret)

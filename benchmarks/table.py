@@ -3,8 +3,9 @@
     python benchmarks/table.py            # print them
     python benchmarks/table.py --write    # put them into README and docs
 
-To renew the results run ``carryclip bench --out DIR`` on a quiet machine, and copy ``DIR/bench.json`` to
-``benchmarks/results.json`` and ``DIR/bench.svg`` to ``docs/bench.svg``.
+``theory.json`` is the same of ``carryclip bench --part theory``. To renew the results run ``carryclip bench --out
+DIR`` on a quiet machine, and copy ``DIR/bench.json`` to ``benchmarks/results.json`` and ``DIR/bench.svg`` to
+``docs/bench.svg``.
 """
 
 import json
@@ -13,6 +14,7 @@ import sys
 from pathlib import Path
 
 RESULTS = Path(__file__).with_name("results.json")
+THEORY = Path(__file__).with_name("theory.json")
 PAGES = [Path(__file__).parents[1] / name for name in ("README.md", "docs/speed.md")]
 SHOWN = (
     "clip_grad_norm_",
@@ -76,6 +78,23 @@ def optax(results: dict) -> str:
     return "\n".join(lines)
 
 
+def theory(results: dict) -> str:
+    """The simulator: against a loop over seeds, and the paper's figures."""
+    own = json.loads(THEORY.read_text())
+    rows = {row["name"]: row for row in pick(own, "theory")}
+    loop, mine = rows["NumPy loop over seeds"], rows["carryclip.theory.simulate"]
+    lines = ["| | |", "|---|---|"]
+    lines.append(
+        f"| {mine['model']}: speed against a NumPy loop over seeds | {loop['milliseconds'] / mine['milliseconds']:.0f} × |"
+    )
+    lines += [
+        f"| {name}: simulations, bounds and drawing | {row['milliseconds'] / 1e3:.1f} s |"
+        for name, row in rows.items()
+        if row["ratio"] is None
+    ]
+    return "\n".join([*lines, "", f"`{own['setting']['command']}` on {own['setting']['cores']} cores, one run."])
+
+
 def setting(results: dict) -> str:
     """Where the figures come from."""
     where = results["setting"]
@@ -85,7 +104,7 @@ def setting(results: dict) -> str:
     )
 
 
-TABLES = {"large": large, "small": small, "optax": optax, "setting": setting}
+TABLES = {"large": large, "small": small, "optax": optax, "theory": theory, "setting": setting}
 
 
 def filled(text: str, results: dict) -> str:

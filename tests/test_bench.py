@@ -7,12 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
 
-from carryclip.experiments.bench import contestants, jax_side, meters, models, report, runner, training
+from carryclip.experiments.bench import contestants, jax_side, meters, models, report, runner, theory_side, training
 from carryclip.experiments.bench.main import main
+from carryclip.theory.noise import Given
+from carryclip.theory.problems import Absolute
+from carryclip.theory.simulate import Above, run
 
 
 def quiet(text):
@@ -117,7 +121,8 @@ def test_whole_training_steps_run(model, method):
     ids=["model", "repeats", "out"],
 )
 def test_bad_arguments_say_what_is_wrong(options, message, capsys):
-    given = {"quick": True, "model": None, "repeats": None, "compile": False, "jax": False, "out": "unused"} | options
+    given = {"quick": True, "part": None, "model": None, "repeats": None, "compile": False, "jax": False}
+    given |= {"out": "unused"} | options
     assert main(**given) == 2
     assert message in " ".join(capsys.readouterr().out.split())
 
@@ -126,3 +131,27 @@ def test_the_command_line_has_it():
     command = [Path(sys.executable).with_name("carryclip"), "bench", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "--quick" in done.stdout
+
+
+def test_the_loop_over_seeds_does_what_the_simulator_does():
+    alphas, seeds, steps = theory_side.margins(3), 4, 1500
+    draws = [np.random.default_rng(seed).uniform(-theory_side.NOISE, theory_side.NOISE, steps) for seed in range(seeds)]
+    given = iter(np.stack(draws, axis=1)[:, :, None])
+    seen = run(
+        Absolute(theory_side.START),
+        Above(alphas),
+        noise=Given(lambda rng, shape: next(given)),
+        lr=theory_side.RATE,
+        steps=steps,
+        seeds=seeds,
+        times=1,
+    )
+    assert theory_side.plain_loop(alphas, seeds, steps) == pytest.approx(seen.carry[-1], rel=1e-9, abs=1e-12)
+
+
+def test_the_theorys_part(tmp_path, capsys):
+    options = {"quick": True, "part": ["theory"], "model": None, "repeats": 3, "compile": True, "jax": False}
+    assert main(**options, out=str(tmp_path)) == 0
+    rows = json.loads((tmp_path / "bench.json").read_text())["rows"]
+    assert [row["name"] for row in rows] == [theory_side.LOOP, theory_side.MANY]
+    assert "20,000 runs side by side" in capsys.readouterr().out.replace("\n", " ")

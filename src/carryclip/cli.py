@@ -38,10 +38,14 @@ def demo(
     return main(epochs=epochs, seeds=seeds, out=out)
 
 
+BenchPart = Literal["clipping", "overhead", "scaling", "end-to-end", "optax", "theory"]
+
+
 @app.command
 def bench(
     *,
     quick: bool = False,
+    part: list[BenchPart] | None = None,
     model: list[str] | None = None,
     repeats: int | None = None,
     compile: bool = True,
@@ -55,6 +59,7 @@ def bench(
 
     Args:
         quick: two small models, nothing compiled.
+        part: only this, several times for several; everything by default.
         model: which shapes: "conv-net", "ResNet50", "GPT-2 small", "600 tiny tensors"; all of them by default.
         repeats: rounds; the tables show medians and quartiles.
         compile: also time the steps that torch.compile makes.
@@ -63,7 +68,7 @@ def bench(
     """
     from carryclip.experiments.bench.main import main
 
-    return main(quick=quick, model=model, repeats=repeats, compile=compile, jax=jax, out=out)
+    return main(quick=quick, part=part, model=model, repeats=repeats, compile=compile, jax=jax, out=out)
 
 
 Figure = Literal[

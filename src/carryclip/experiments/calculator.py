@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from carryclip.theory import bounds
+from carryclip.theory.bounds import Form
 from carryclip.theory.noise import Gaussian, Noise, TwoPoint, Uniform
 
 LAWS: dict[str, type[Noise]] = {"uniform": Uniform, "two-point": TwoPoint, "gaussian": Gaussian}
@@ -71,7 +72,8 @@ def carry_rows(q: Question) -> list[tuple[str, float, float, str]]:
     elif not q.norm:
         if math.isfinite(bound):
             given = {"alpha": q.margin, "gradient_bound": bound, "largest_radius": q.radius}
-            for form, note in (("printed", "can be false if alpha > 1"), ("corrected", "")):
+            notes: dict[Form, str] = {"printed": "can be false if alpha > 1", "corrected": ""}
+            for form, note in notes.items():
                 level, mean = (
                     bounds.corollary_quantile(q.delta, form=form, **given),
                     bounds.carry_mean(form=form, **given),
@@ -79,12 +81,12 @@ def carry_rows(q: Question) -> list[tuple[str, float, float, str]]:
                 rows.append((f"paper, {form}", level, mean, note))
         given = {"alpha": q.margin, "proxy": q.noise_law.proxy}
         walk = bounds.walk_quantile(q.delta, q.horizon + 1, **given), bounds.walk_mean(q.horizon + 1, **given)
-        rows.append(("walk, sharp", *walk, "any noise like this"))
+        rows.append(("walk, sharp", *walk, "noise that depends on the past too"))
         rate = bounds.lundberg_rate(alpha=q.margin, noise=q.noise_law)
         lundberg = bounds.lundberg_quantile(q.delta, rate=rate), bounds.lundberg_mean(rate=rate)
-        rows.append(("Lundberg, sharp", *lundberg, "independent in time"))
+        rows.append(("Lundberg, sharp", *lundberg, "noise independent in time"))
     average = bounds.second_moment_average(q.horizon, alpha=q.margin, variance=q.variance)
-    rows.append(("second moment", math.nan, average, "mean over time"))
+    rows.append(("second moment", math.nan, average, "the mean over time; heavy tails too"))
     return [(name, float(level), float(mean), note) for name, level, mean, note in rows]
 
 
@@ -150,21 +152,18 @@ def main(q: Question, wanted_carry: float | None, wanted_regret: float | None) -
     console = Console()
     kind = "norm" if q.norm else "component"
     console.print(
-        f"{kind} clipping, radius {q.radius:g} = mean gradient {q.mean_gradient:g} + margin {q.margin:g}; {q.law} noise "
-        f"{q.noise:g}; dimension {q.dimension}; {q.horizon:,} steps",
+        f"{kind} clipping, radius {q.radius:g} = mean gradient {q.mean_gradient:g} + margin {q.margin:g}; {q.law} "
+        f"noise {q.noise:g}; dimension {q.dimension}; {q.horizon:,} steps",
         highlight=False,
     )
     if q.margin >= q.bounded:
         console.print("The margin exceeds the noise: nothing is ever clipped, and the carry is 0.")
     whose = "‖carry‖" if q.norm else "|carry| of one coordinate"
     table = Table(title=whose, title_justify="left", box=SIMPLE_HEAD)
-    for column, side in (
-        ("bound", "left"),
-        (f"{1 - q.delta:.4g} below", "right"),
-        ("mean", "right"),
-        ("holds for", "left"),
-    ):
-        table.add_column(column, justify=side, no_wrap=True)
+    table.add_column("bound", no_wrap=True)
+    table.add_column(f"{100 * (1 - q.delta):.4g} % below", justify="right", no_wrap=True)
+    table.add_column("mean", justify="right")
+    table.add_column("holds for", no_wrap=True)
     for name, level, mean, note in carry_rows(q):
         table.add_row(name, "" if math.isnan(level) else f"{level:.3g}", f"{mean:.3g}", note)
     console.print(table)

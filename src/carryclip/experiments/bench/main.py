@@ -5,6 +5,7 @@ import importlib.util
 import math
 import os
 import time
+from collections.abc import Callable, Sequence
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # its profiler tells of every start
 
@@ -19,7 +20,19 @@ QUIET_SECONDS = 30
 """Between two lines about the progress where there is no terminal."""
 
 
-def main(*, quick: bool, model: list[str] | None, repeats: int | None, compile: bool, jax: bool, out: str) -> int:
+PARTS = ("clipping", "overhead", "scaling", "end-to-end", "optax", "theory")
+
+
+def main(
+    *,
+    quick: bool,
+    part: Sequence[str] | None,
+    model: list[str] | None,
+    repeats: int | None,
+    compile: bool,
+    jax: bool,
+    out: str,
+) -> int:
     """Run, print, save, draw."""
     console = Console()
     chosen = model or (["conv-net", "600 tiny tensors"] if quick else list(models.MODELS))
@@ -37,7 +50,9 @@ def main(*, quick: bool, model: list[str] | None, repeats: int | None, compile: 
         console.print('optax is not installed, so its part is left out; pip install "carryclip[jax]" brings it.')
         jax = False
     times = repeats or (11 if quick else 21)
-    command = "carryclip bench" + (" --quick" if quick else "") + "".join(f" --model '{name}'" for name in model or [])
+    chosen_parts = part or (("clipping", "overhead") if quick else PARTS)
+    command = "carryclip bench" + (" --quick" if quick else "") + "".join(f" --part {name}" for name in part or [])
+    command += "".join(f" --model '{name}'" for name in model or [])
     results = runner.as_json([], command)
     torch.set_grad_enabled(True)
     start, rows = time.perf_counter(), list[Row]()
@@ -52,22 +67,22 @@ def main(*, quick: bool, model: list[str] | None, repeats: int | None, compile: 
                 told = now
                 console.print(f"{now:6.0f} s  {text}", highlight=False)
 
-        parts = [functools.partial(runner.clipping, name, times, compile and not quick, say) for name in chosen]
-        parts.append(functools.partial(runner.overhead, times, say))
-        if not quick:
-            parts.append(functools.partial(runner.scaling, runner.SIZES, times, compile, say))
-            parts.append(functools.partial(runner.end_to_end, 10 * times, compile, say))
-        if jax and not quick:
-            largest = max(chosen, key=lambda name: sum(map(math.prod, models.MODELS[name]())))
-            parts.append(functools.partial(runner.optax_contest, largest, times, say))
-        for part in parts:
-            rows += part()
+        largest = max(chosen, key=lambda name: sum(map(math.prod, models.MODELS[name]())))
+        compiles = compile and not quick
+        contests: dict[str, list[Callable[[], list[Row]]]] = {
+            "clipping": [functools.partial(runner.clipping, name, times, compiles, say) for name in chosen],
+            "overhead": [functools.partial(runner.overhead, times, say)],
+            "scaling": [functools.partial(runner.scaling, runner.SIZES, times, compiles, say)],
+            "end-to-end": [functools.partial(runner.end_to_end, 10 * times, compiles, say)],
+            "optax": [functools.partial(runner.optax_contest, largest, times, say)] if jax else [],
+            "theory": [functools.partial(runner.theory, times, not quick, say)],
+        }
+        for contest in (contest for name in PARTS if name in chosen_parts for contest in contests[name]):
+            rows += contest()
             results = runner.as_json(rows, command)
             report.save(results, folder / "bench.json")  # whatever happens later
     report.show(results, console)
     figures = report.draw(results, folder)
-    console.print(
-        f"\nDone in {time.perf_counter() - start:.0f} s. Open [bold]{figures[0]}[/bold]; the figures are in "
-        f"{folder / 'bench.json'}."
-    )
+    look = f"Open [bold]{figures[0]}[/bold]; the" if figures else "The"
+    console.print(f"\nDone in {time.perf_counter() - start:.0f} s. {look} figures are in {folder / 'bench.json'}.")
     return 0

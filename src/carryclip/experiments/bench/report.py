@@ -19,7 +19,8 @@ def tables(results: dict[str, Any]) -> Iterable[Table]:
     rows: list[Record] = results["rows"]
     for part, model in dict.fromkeys((row["part"], row["model"]) for row in rows):
         mine = [row for row in rows if (row["part"], row["model"]) == (part, model)]
-        title = f"{part}: {model} ({mine[0]['parameters']:,} parameters)"
+        unit = "runs side by side" if part == "theory" else "parameters"
+        title = f"{part}: {model} ({mine[0]['parameters']:,} {unit})"
         table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
         table.add_column("", no_wrap=True)
         for column in columns(mine):
@@ -54,7 +55,7 @@ def cells(row: Record, titles: list[str]) -> list[str]:
     words = {
         "ms": shown("milliseconds", ".3g"),
         "±": f"{(row['high'] - row['low']) / 2 / row['milliseconds']:.0%}",
-        "× base": shown("ratio", ".2f"),
+        "× base": shown("ratio", ".2f" if (row.get("ratio") or 1.0) > 0.1 else ".4f"),
         "× floor": shown("floor", ".2f"),
         "peak MB": shown("peak_bytes", ".2f", 1e-6),
         "B/param": shown("held_per_parameter", ".2f"),
@@ -72,7 +73,8 @@ def show(results: dict[str, Any], console: Console) -> None:
         "medians, timed by turns"
     )
     console.print(
-        "ms: per step, ± half the distance of its quartiles; × base: to clip_grad_norm_ (optax: to optax's own); "
+        "ms: per step, ± half the distance of its quartiles; × base: to clip_grad_norm_ (optax: to optax's own; "
+        "theory: to a loop over seeds); "
         "× floor: to a bare pass over the same arrays; peak MB: allocated at a time; B/param: kept between steps; "
         "kernels: dispatched per step."
     )
@@ -94,6 +96,8 @@ def draw(results: dict[str, Any], folder: Path) -> list[Path]:
 
     rows: list[Record] = results["rows"]
     clipping = [row for row in rows if row["part"] == "clipping"]
+    if not clipping:
+        return []
     largest = max(clipping, key=lambda row: row["parameters"])["model"]
     bars = [row for row in clipping if row["model"] == largest and "metrics" not in row["name"]]
     bars.sort(key=lambda row: row["ratio"])

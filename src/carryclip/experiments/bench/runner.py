@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from carryclip import CarryClipWarning, __version__
-from carryclip.experiments.bench import contestants, jax_side, meters, models, training
+from carryclip.experiments.bench import contestants, jax_side, meters, models, theory_side, training
 from carryclip.experiments.bench.contestants import COMPONENT_RADIUS, Entry, Make
 from carryclip.experiments.bench.meters import Times
 from carryclip.experiments.bench.models import Shape
+from carryclip.experiments.theory.study import Scale
 
 BASELINE = "clip_grad_norm_"
 SIZES = (10_000, 100_000, 1_000_000, 10_000_000, 100_000_000)
@@ -222,6 +223,23 @@ def end_to_end(repeats: int, compile: bool, say: Say) -> list[Row]:
         middle = {name: meters.quartiles(times) for name, times in samples.items()}
         count = sum(p.numel() for p in training.LOOPS[model]()[0].parameters())
         rows += [_timed("end to end", model, name, count, middle[name], middle[BASELINE]) for name in names]
+    return rows
+
+
+def theory(repeats: int, whole: bool, say: Say) -> list[Row]:
+    """The simulator against a loop over seeds and, if ``whole``, the paper's figures at their size."""
+    scale = Scale()
+    runs = scale.points * scale.seeds
+    say("theory: simulator against a loop over seeds")
+    samples = theory_side.contest(scale.points, scale.seeds, min(repeats, 11))
+    middle = {name: meters.quartiles(times) for name, times in samples.items()}
+    model = f"absolute value, {scale.points} margins, {scale.seeds:,} seeds"
+    rows = [_timed("theory", model, name, runs, middle[name], middle[theory_side.LOOP]) for name in middle]
+    if whole:
+        times = theory_side.figures(scale, say)
+        times["all four"] = sum(times.values())
+        model = f"figures 1 to 4, {scale.steps:,} steps, {scale.seeds:,} seeds, {scale.points} points"
+        rows += [Row("theory", model, name, runs, 1e3 * s, 1e3 * s, 1e3 * s) for name, s in times.items()]
     return rows
 
 

@@ -27,7 +27,7 @@ from carryclip.theory.bounds._carry import (
     corollary_quantile,
     corollary_tail,
 )
-from carryclip.theory.bounds._conditions import OutsideConditionsError
+from carryclip.theory.bounds._conditions import Form, OutsideConditionsError
 from carryclip.theory.bounds._gate import gate_shut, gated_bias, gated_carry_bound
 from carryclip.theory.bounds._moment import (
     leak_bias,
@@ -56,6 +56,7 @@ from carryclip.theory.bounds._walk import (
 )
 
 __all__ = [
+    "Form",
     "OutsideConditionsError",
     "adaptive_carry_mean",
     "adaptive_carry_quantile",

@@ -84,9 +84,8 @@ def theory(results: dict) -> str:
     rows = {row["name"]: row for row in pick(own, "theory")}
     loop, mine = rows["NumPy loop over seeds"], rows["carryclip.theory.simulate"]
     lines = ["| | |", "|---|---|"]
-    lines.append(
-        f"| {mine['model']}: speed against a NumPy loop over seeds | {loop['milliseconds'] / mine['milliseconds']:.0f} × |"
-    )
+    speed = loop["milliseconds"] / mine["milliseconds"]
+    lines.append(f"| {mine['model']}: speed against a NumPy loop over seeds | {speed:.0f} × |")
     lines += [
         f"| {name}: simulations, bounds and drawing | {row['milliseconds'] / 1e3:.1f} s |"
         for name, row in rows.items()

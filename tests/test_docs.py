@@ -1,5 +1,6 @@
 """The Python in README and docs runs, every example runs, and every public name is documented."""
 
+import importlib.util
 import json
 import re
 import subprocess
@@ -8,12 +9,14 @@ import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
+import figures
 import pytest
 import table
 import torch
 
 import carryclip
 import carryclip.optax
+import carryclip.theory
 import carryclip.torch
 from carryclip import CarryClipWarning, Component, Norm
 from carryclip.torch import UClip
@@ -107,7 +110,29 @@ def test_tables_of_costs_come_from_the_committed_results(page):
     assert table.filled(text, json.loads(table.RESULTS.read_text())) == text, "run: python benchmarks/table.py --write"
 
 
-@pytest.mark.parametrize("module", [carryclip, carryclip.torch, carryclip.optax], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("page", figures.PAGES, ids=lambda page: page.name)
+def test_captions_and_tables_of_the_theory_come_from_its_figures(page):
+    text = page.read_text(encoding="utf-8")
+    assert "<!-- theory: " in text
+    assert figures.filled(text) == text, "run: python benchmarks/figures.py --write"
+
+
+def test_formulas_become_mathml():
+    spec = importlib.util.spec_from_file_location("mathml", ROOT / "docs" / "_mathml.py")
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    shown = hook.on_page_content('<p>A $<code>\\alpha &gt; 0</code>$ b</p><pre class="math"><code>x^2</code></pre>')
+    assert shown.count("<math") == 2
+    assert "&#x003B1;" in shown
+    assert "$" not in shown
+
+
+BOUNDS = [carryclip.theory, carryclip.theory.bounds]
+
+
+@pytest.mark.parametrize(
+    "module", [carryclip, carryclip.torch, carryclip.optax, *BOUNDS], ids=lambda module: module.__name__
+)
 def test_every_public_name_is_documented(module):
     api = "".join(path.read_text() for path in (ROOT / "docs" / "api").glob("*.md"))
     for name in module.__all__:

@@ -1,0 +1,78 @@
+"""The figures of docs/theory, with their captions and tables.
+
+    python benchmarks/figures.py --draw     # run ``carryclip reproduce theory`` into docs/theory/figures, then fill
+    python benchmarks/figures.py --write    # only fill the pages from what is there
+
+Kept are the figures as SVG, captions, the claims, and the numbers of the wind-up table.
+"""
+
+import csv
+import json
+import re
+import sys
+from pathlib import Path
+
+PAGES = [Path(__file__).parents[1] / "docs" / "theory" / name for name in ("figures.md", "wind-up.md")]
+FIGURES = PAGES[0].parent / "figures"
+
+
+def caption(name: str) -> str:
+    return (FIGURES / f"{name}.txt").read_text(encoding="utf-8").strip()
+
+
+def claims() -> str:
+    record = json.loads((FIGURES / "claims.json").read_text(encoding="utf-8"))
+    lines = ["| | the paper | seen here | verdict |", "|---|---|---|---|"]
+    for claim in record["claims"]:
+        said = f"{claim['statement']} ({claim['paper']})"
+        cells = (claim["id"], said, claim["ours"], f"**{claim['verdict']}**")
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def wind_up() -> str:
+    with (FIGURES / "wind-up.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    starts = list(dict.fromkeys(row["start"] for row in rows))
+    heads = [f"from {float(start):g}: {what}" for start in starts for what in ("bias", "overshoot", "carry")]
+    heads = [head for head in heads if head != "from 0: overshoot"]
+    lines = [f"| noise | policy | {' | '.join(heads)} |", "|---" * (2 + len(heads)) + "|"]
+    for noise, policy in dict.fromkeys((row["noise"], row["policy"]) for row in rows):
+        mine = {row["start"]: row for row in rows if (row["noise"], row["policy"]) == (noise, policy)}
+        cells = []
+        for start in starts:
+            row = mine[start]
+            cells += [row["bias"], *([row["overshoot"]] if float(start) else []), row["largest_carry"]]
+        lines.append(f"| {noise} | `{policy}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def filled(text: str) -> str:
+    """A page with what stands between its markers replaced."""
+
+    def part(match: re.Match) -> str:
+        name, _, kind = match[1].rpartition(" ")
+        made = claims() if match[1] == "claims" else wind_up() if kind == "table" else caption(name)
+        return f"<!-- theory: {match[1]} -->\n{made}\n<!-- end -->"
+
+    return re.sub(r"<!-- theory: ([\w -]+) -->\n.*?<!-- end -->", part, text, flags=re.DOTALL)
+
+
+def draw() -> None:
+    from carryclip.experiments.theory.main import main
+    from carryclip.experiments.theory.study import Scale
+
+    main("theory", Scale(), str(FIGURES))
+    for path in FIGURES.iterdir():
+        if path.suffix in (".png", ".pdf") or (path.suffix == ".csv" and path.stem != "wind-up"):
+            path.unlink()
+
+
+if __name__ == "__main__":
+    if "--draw" in sys.argv:
+        draw()
+    if {"--draw", "--write"} & set(sys.argv):
+        for page in PAGES:
+            page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
+    else:
+        print(claims(), wind_up(), sep="\n\n")

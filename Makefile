@@ -30,7 +30,7 @@ types: $(READY) ## check types
 	$(BIN)/pyright
 
 docs: $(READY) ## build the documentation into site/
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict
 
 clean: ## remove .venv and everything built
 	rm -rf $(VENV) site .pytest_cache .ruff_cache .hypothesis

@@ -33,17 +33,16 @@ def claims() -> str:
 def wind_up() -> str:
     with (FIGURES / "wind-up.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    starts = list(dict.fromkeys(row["start"] for row in rows))
-    heads = [f"from {float(start):g}: {what}" for start in starts for what in ("bias", "overshoot", "carry")]
-    heads = [head for head in heads if head != "from 0: overshoot"]
+    starts = ("0.0", "10.0", "100.0")
+    heads = ["bias", "overshoot from 10", "from 100", "carry from 0", "from 10", "from 100"]
     lines = [f"| noise | policy | {' | '.join(heads)} |", "|---" * (2 + len(heads)) + "|"]
+    named = ""
     for noise, policy in dict.fromkeys((row["noise"], row["policy"]) for row in rows):
         mine = {row["start"]: row for row in rows if (row["noise"], row["policy"]) == (noise, policy)}
-        cells = []
-        for start in starts:
-            row = mine[start]
-            cells += [row["bias"], *([row["overshoot"]] if float(start) else []), row["largest_carry"]]
-        lines.append(f"| {noise} | `{policy}` | {' | '.join(cells)} |")
+        cells = [mine["0.0"]["bias"], *(mine[start]["overshoot"] for start in starts[1:])]
+        cells += [mine[start]["largest_carry"] for start in starts]
+        lines.append(f"| {'' if noise == named else noise} | {policy} | {' | '.join(cells)} |")
+        named = noise
     return "\n".join(lines)
 
 

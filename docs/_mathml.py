@@ -16,4 +16,4 @@ def on_page_content(content: str, **context: object) -> str:
 
 
 def _block(found: re.Match[str]) -> str:
-    return f'<p style="overflow-x: auto">{convert(html.unescape(found[1]), display="block")}</p>'
+    return f'<p style="overflow: auto hidden">{convert(html.unescape(found[1]), display="block")}</p>'

@@ -8,6 +8,7 @@ import pytest
 
 from carryclip import Gated
 from carryclip.theory import bounds, noise
+from carryclip.theory.bounds._walk import log_potential
 
 # Each point by hand from the paper's text: G = 3, alpha = 1/2, gamma_+ = 2, delta = 1/20, t = 40, epsilon = 7;
 # beta = 2/5, sigma² = 1/4; T = 900, ||x1 - x*|| = 6, d = 4.
@@ -258,3 +259,114 @@ def test_the_gate_shuts_less_often_the_longer_it_looks():
     early, late = bounds.gate_shut([2.0, math.inf], clipped_mean=0.1)
     assert late < 1e-6 < early < 1.0
     assert bounds.gate_shut(clipped_mean=0.1, policy=Gated(decay=0.9)) > late
+
+
+def test_the_potential_is_its_recursion():
+    for growth, shrink in ((0.02, 0.1), (0.1, 0.1), (0.3, 0.1), (0.1, 0.0), (0.5, 4.0)):
+        value = 1.0
+        for t in range(1, 60):
+            assert float(log_potential(growth, shrink, float(t))) == pytest.approx(math.log(value), rel=1e-9, abs=1e-12)
+            value = math.exp(growth) * (math.exp(-shrink) * value + 1 - math.exp(-shrink))
+    limit = math.exp(0.02) * (1 - math.exp(-0.1)) / (1 - math.exp(-0.08))
+    assert float(log_potential(0.02, 0.1, math.inf)) == pytest.approx(math.log(limit))
+    assert float(log_potential(0.3, 0.1, math.inf)) == math.inf
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1e-4, 1e-2, 0.3])
+def test_the_walks_level_grows_smoothly_with_time(alpha):
+    t = np.array([2, 10, 100, 999, 1000, 1001, 1002, 20_000, 20_001, 10**6], float)
+    level = bounds.walk_quantile(0.01, t, alpha=alpha, proxy=1.0)
+    assert (np.diff(level) >= -1e-9 * level[1:]).all()
+    assert level[4:6] == pytest.approx(level[3:5], rel=0.25)
+    assert level[8] == pytest.approx(level[7], rel=1e-3)
+    assert (level[4:] <= bounds.carry_quantile(0.01, t[4:], alpha=alpha, gradient_bound=1.0, largest_radius=1.0)).all()
+
+
+@pytest.mark.parametrize("p", [0.05, 0.3])
+def test_the_rate_is_safe_for_tiny_margins(p):
+    """To first order theta = 2·alpha/variance, and skewed noise brings it below that."""
+    for alpha in (1e-5, 1e-7, 1e-9, 1e-10, 1e-14):
+        law = noise.Rare(1.0, p=p)
+        theta = float(bounds.lundberg_rate(alpha=alpha, noise=law))
+        first = 2 * alpha / law.variance
+        assert theta == pytest.approx(first * (1 - first * (1 - 2 * p) / 3), rel=1e-4)
+    uniform = float(bounds.lundberg_rate(alpha=1e-9, noise=noise.Uniform(1.0)))
+    assert uniform == pytest.approx(6e-9, rel=1e-6)
+
+
+EXTREMES = [
+    ("lundberg_rate", (), {"alpha": 0.1, "noise": noise.Gaussian(1e-200)}, 2e300),
+    ("lundberg_rate", (), {"alpha": 0.1, "noise": noise.Gaussian([0.0, 1.0])}, [math.inf, 0.2]),
+    ("norm_carry_mean", (), {"alpha": 0.5, "noise_bound": 1e-163}, 0.0),
+    ("norm_carry_quantile", (1e-300,), {"alpha": 0.9995, "noise_bound": 1.0}, None),
+    ("walk_mean", (), {"alpha": 40.0, "proxy": 1.0}, None),
+    ("walk_quantile", (1e-300,), {"alpha": 10.0, "proxy": 1.0}, None),
+    ("walk_quantile", (0.01, 1), {"alpha": 0.1, "proxy": 1.0}, 0.0),
+    ("carry_quantile", (0.01,), {"alpha": 40.0, "gradient_bound": 1.0, "largest_radius": 1.0}, 2.0),
+    (
+        "carry_quantile",
+        (1e-300, [5, math.inf]),
+        {"alpha": [0.0, 1e-12], "gradient_bound": 1, "largest_radius": 1},
+        None,
+    ),
+    ("corollary_quantile", (1e-300,), {"alpha": 1e-12, "gradient_bound": 1.0, "largest_radius": 1.0}, None),
+    ("adaptive_carry_quantile", (1e-300,), {"beta": 1e-9, "min_variance": 1.0, "gradient_bound": 1.0}, None),
+    ("second_moment_average", (), {"alpha": 0.1, "variance": 0.0}, 0.0),
+    ("second_moment_mean", (math.inf,), {"variance": 0.0}, 0.0),
+    ("lundberg_mean", (), {"rate": math.inf}, 0.0),
+    ("walk_mean", (np.array([]),), {"alpha": 0.1, "proxy": 1.0}, []),
+]
+
+
+@pytest.mark.parametrize(("name", "args", "kwargs", "value"), EXTREMES)
+def test_extreme_arguments_give_numbers_without_warnings(name, args, kwargs, value):
+    found = np.asarray(getattr(bounds, name)(*args, **kwargs))
+    assert not np.isnan(found).any()
+    if value is not None:
+        assert found == pytest.approx(np.asarray(value, float))
+
+
+REFUSED = [
+    ("walk_mean", (), {"alpha": 0.1, "proxy": noise.StudentT().proxy}, "a finite proxy"),
+    ("walk_quantile", (0.01,), {"alpha": math.inf, "proxy": 1.0}, "a finite alpha"),
+    (
+        "carry_quantile",
+        (0.01,),
+        {"alpha": 1.0, "gradient_bound": math.inf, "largest_radius": 1.0},
+        "a finite gradient_bound",
+    ),
+    ("norm_carry_mean", (), {"alpha": 0.1, "noise_bound": math.inf}, "norm_carry_mean needs a finite noise_bound"),
+    (
+        "sharp_convergence",
+        (),
+        {"steps": math.inf, "distance": 1, "alpha": 1, "gradient_bound": 1},
+        "finite number of steps",
+    ),
+    (
+        "convergence",
+        (),
+        {"steps": 0, "distance": 1, "alpha": 1, "gradient_bound": 1, "radius": 1},
+        "finite number of steps",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "args", "kwargs", "message"), REFUSED)
+def test_what_is_infinite_or_empty_is_refused(name, args, kwargs, message):
+    with pytest.raises(bounds.OutsideConditionsError, match=message):
+        getattr(bounds, name)(*args, **kwargs)
+
+
+def test_odd_types_are_refused_by_name():
+    for value in (10**400, np.array([True]), np.array([1j]), [1, "2"], None, object()):
+        with pytest.raises(TypeError, match="walk_mean: alpha must be a number"):
+            bounds.walk_mean(10, alpha=value, proxy=1.0)
+    with pytest.raises(TypeError, match=r"noise must be a law .*Uniform\(1.0\); got 0.5"):
+        bounds.lundberg_rate(alpha=0.1, noise=0.5)
+
+
+def test_the_mean_square_of_the_radius_is_never_taken_too_small():
+    given = {"steps": 100, "distance": 0.0, "alpha": 0.5, "gradient_bound": 3.0, "radius": 2.0, "mean_radius": 1.5}
+    default = bounds.convergence(**given)
+    assert default == pytest.approx(bounds.convergence(**given, mean_square_radius=3.0))
+    assert default > bounds.convergence(**given, mean_square_radius=2.25)

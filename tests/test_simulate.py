@@ -1,6 +1,7 @@
 """The simulator is the shipped algorithm, many times: equal to the reference, reproducible, honest about bad input."""
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -120,6 +121,12 @@ def test_a_saved_simulation_comes_back(tmp_path, paths):
     ):
         assert (getattr(back, name) == getattr(seen, name)).all(), name
     assert (back.path is None) == (not paths)
+    np.save(tmp_path / "one.npy", np.zeros(3))
+    with pytest.raises(ValueError, match="it holds one array"):
+        Simulation.load(tmp_path / "one.npy")
+    (tmp_path / "text.npz").write_text("no")
+    with pytest.raises(ValueError, match=r"text\.npz is no saved simulation"):
+        Simulation.load(tmp_path / "text.npz")
     np.savez(tmp_path / "other.npz", carry=np.zeros(3))
     with pytest.raises(ValueError, match="no saved simulation: it lacks average_carry"):
         Simulation.load(tmp_path / "other.npz")
@@ -148,6 +155,14 @@ BAD = [
     ({"times": [0, 3]}, ValueError, "times must be whole numbers from 1 to steps = 5"),
     ({"times": [3, 9]}, ValueError, "times must be whole numbers"),
     ({"times": [1.5]}, ValueError, "times must be whole numbers"),
+    ({"steps": 5.0}, TypeError, "steps must be a whole number, got 5.0"),
+    ({"seed": -1}, ValueError, "seed must be at least 0"),
+    ({"times": True}, TypeError, "times must be a whole number"),
+    ({"noise": 0.5}, TypeError, "noise must be a law"),
+    ({"noise": noise.Uniform}, TypeError, "noise must be a law"),
+    ({"problem": problems.Linear}, TypeError, "problem must be one of"),
+    ({"region": Norm(0.1, over="tensor"), "dimension": 3}, ValueError, "no groups or tensors here"),
+    ({"region": Component({"a": 0.1})}, TypeError, "a mapping has no meaning"),
     ({"region": 0.5}, TypeError, "A bare number does not say what to clip"),
     ({"carry": "gated"}, TypeError, "Unknown carry policy"),
     ({"noise": noise.Given(lambda rng, shape: rng.random(3))}, ValueError, r"asked for shape \(4, 1\) and gave \(3,\)"),
@@ -280,3 +295,22 @@ def test_the_shadow_moves_by_plain_sgd():
     shadow = x - 0.1 * np.concatenate([[0.0], seen.mean_carry[:, 0]])
     gradients = np.sign(x[:-1]) + draws[:, 0, 0]
     assert np.diff(shadow) == pytest.approx(-0.1 * gradients)
+
+
+def test_tilts_make_a_sweep_by_themselves():
+    seen = run(problems.Linear([0.1, 0.2]), Component(0.5), noise=noise.Uniform(1.0), steps=20, seeds=3)
+    assert seen.final.shape == (2, 3, 1)
+
+
+def test_numbers_may_come_from_numpy(tmp_path):
+    five = np.int64(5)
+    seen = run(problems.Absolute(), Above(0.1), steps=np.int64(20), seeds=five, seed=five, times=five, start=range(1))
+    assert seen.times.tolist() == [4, 8, 12, 16, 20]
+    assert Simulation.load(seen.save(tmp_path / "seen.npz")).setting == seen.setting
+
+
+def test_a_callback_is_told_now_and_then():
+    told = []
+    slow = problems.Custom(lambda x: x.sum(-1), lambda x: time.sleep(0.02) or np.sign(x))
+    run(slow, Above(0.1), steps=40, seeds=2, progress=lambda done, total: told.append(done))
+    assert len(told) >= 3

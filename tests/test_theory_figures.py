@@ -1,6 +1,7 @@
 """The figures of the theory: their files, their captions, and the rules by which claims are judged."""
 
 import csv
+import json
 import re
 import subprocess
 import sys
@@ -23,6 +24,8 @@ SMALL = Scale(steps=400, seeds=40, points=5)
 def test_a_study_leaves_figure_caption_and_numbers(name, tmp_path, capsys):
     assert main(name, SMALL, str(tmp_path)) == 0
     files = {path.suffix: path for path in tmp_path.iterdir()}
+    judged = json.loads(files.pop(".json").read_text(encoding="utf-8"))
+    assert judged["setting"]["seeds"] == 40
     assert set(files) == {".png", ".svg", ".pdf", ".csv", ".txt"}
     assert all(path.stem == name and path.stat().st_size > 500 for path in files.values() if path.suffix != ".txt")
     caption = files[".txt"].read_text(encoding="utf-8")
@@ -133,6 +136,11 @@ def test_too_small_a_size_is_refused(field, capsys, tmp_path):
     assert f"--{field} must be at least" in capsys.readouterr().out
 
 
+def test_a_negative_seed_is_refused(capsys, tmp_path):
+    assert main("bias", Scale(seed=-1), str(tmp_path)) == 2
+    assert "--seed must be at least 0" in capsys.readouterr().out
+
+
 def test_the_command_line_knows_all_figures():
     assert set(get_args(cli.Figure)) == {"theory", *STUDIES}
 
@@ -176,6 +184,9 @@ def test_sharper_rows_are_smaller(law, norm):
         (("--radius", "0.5"), "The radius must exceed the mean gradient: the margin is -0.5"),
         (("--radius", "2", "--alpha", "1"), "Give --radius or --alpha, not both"),
         (("--noise", "0"), "--noise must be above 0"),
+        (("--noise", "inf"), "--noise must be above 0"),
+        (("--radius", "inf"), "--radius must be finite"),
+        (("--mean-gradient", "inf"), "at least 0 and finite"),
         (("--delta", "1"), "--delta must lie between 0 and 1"),
         (("--carry", "-1"), "--carry must be above 0"),
         (("--dimension", "0"), "--dimension must be at least 1"),
@@ -190,6 +201,28 @@ def test_the_calculator_says_what_is_wrong(arguments, message):
 def test_a_margin_above_the_noise_is_called_a_no_op():
     done = command("bounds", "--noise", "0.5", "--alpha", "0.6")
     assert "nothing is ever clipped" in " ".join(done.stdout.split())
+
+
+def test_a_margin_is_not_rounded_away():
+    done = command("bounds", "--mean-gradient", "100", "--noise", "0.01", "--carry", "0.05")
+    radius = float(re.search(r"take the radius ([\d.]+)", done.stdout)[1])
+    q = calculator.Question(0.01, "uniform", 100.0, radius - 100.0, 1, 10_000, 1.0, 0.01, False)
+    assert calculator.mean_carry(q, q.margin) <= 0.05
+    assert calculator.rounded_up(0.00056215) == 0.0005622
+    assert calculator.rounded_up(3.0) == 3.0
+
+
+def test_without_clipping_the_regret_is_plain_sgds():
+    q = calculator.Question(1.0, "uniform", 1.0, 1.0, 1, 10_000, 1.0, 0.01, False)
+    assert calculator.regret_of(q, 1.0) == calculator.regret_of(q, None)
+    assert command("bounds", "--regret", "0.015").returncode == 0
+
+
+def test_the_table_fits_eighty_columns():
+    done = command("bounds")
+    assert "…" not in done.stdout
+    assert "6.4e+04" in done.stdout
+    assert "99.999 % below" in command("bounds", "--delta", "1e-5").stdout
 
 
 def test_a_wish_that_cannot_be_met_is_said():

@@ -96,7 +96,7 @@ def reproduce(
 
     Args:
         figure: which one.
-        steps: steps of each run.
+        steps: steps of each run, where the figure does not fix them (aliasing: 1500).
         seeds: runs at each point.
         points: points of each sweep.
         seed: of everything drawn at random.

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -52,6 +51,12 @@ class Question:
         """E xi² of one coordinate, or of the whole vector."""
         return float(self.noise_law.variance)
 
+    def average_carry(self, margin: float) -> float:
+        """A bound on the mean carry over time; 0 where nothing is ever clipped."""
+        if margin >= self.bounded:
+            return 0.0
+        return float(bounds.second_moment_average(self.horizon, alpha=margin, variance=self.variance))
+
     @property
     def coordinates(self) -> int:
         """How many carries there are."""
@@ -81,18 +86,17 @@ def carry_rows(q: Question) -> list[tuple[str, float, float, str]]:
                 rows.append((f"paper, {form}", level, mean, note))
         given = {"alpha": q.margin, "proxy": q.noise_law.proxy}
         walk = bounds.walk_quantile(q.delta, q.horizon + 1, **given), bounds.walk_mean(q.horizon + 1, **given)
-        rows.append(("walk, sharp", *walk, "noise that depends on the past too"))
+        rows.append(("walk, sharp", *walk, "any such noise"))
         rate = bounds.lundberg_rate(alpha=q.margin, noise=q.noise_law)
         lundberg = bounds.lundberg_quantile(q.delta, rate=rate), bounds.lundberg_mean(rate=rate)
-        rows.append(("Lundberg, sharp", *lundberg, "noise independent in time"))
-    average = bounds.second_moment_average(q.horizon, alpha=q.margin, variance=q.variance)
-    rows.append(("second moment", math.nan, average, "the mean over time; heavy tails too"))
+        rows.append(("Lundberg, sharp", *lundberg, "independent in time"))
+    rows.append(("second moment", math.nan, q.average_carry(q.margin), "mean over time"))
     return [(name, float(level), float(mean), note) for name, level, mean, note in rows]
 
 
 def regret_of(q: Question, margin: float | None) -> float:
     """E R_T through the shadow, with the second-moment bound on the carry; without carry for None."""
-    carry = 0.0 if margin is None else bounds.second_moment_average(q.horizon, alpha=margin, variance=q.variance)
+    carry = 0.0 if margin is None else q.average_carry(margin)
     shadow = bounds.shadow_regret(
         steps=q.horizon,
         lr=1.0 / math.sqrt(q.horizon),
@@ -147,6 +151,12 @@ def margin_for(reached: Callable[[float], float], wanted: float, largest: float)
     return high
 
 
+def rounded_up(number: float, digits: int = 4) -> float:
+    """The next number above with so many significant digits: a margin must not be rounded away."""
+    step = 10.0 ** (math.floor(math.log10(number)) + 1 - digits)
+    return float(f"{math.ceil(number / step) * step:.{digits}g}")
+
+
 def main(q: Question, wanted_carry: float | None, wanted_regret: float | None) -> int:
     """Print the tables and the radii asked for."""
     console = Console()
@@ -161,8 +171,8 @@ def main(q: Question, wanted_carry: float | None, wanted_regret: float | None) -
     whose = "‖carry‖" if q.norm else "|carry| of one coordinate"
     table = Table(title=whose, title_justify="left", box=SIMPLE_HEAD)
     table.add_column("bound", no_wrap=True)
-    table.add_column(f"{100 * (1 - q.delta):.4g} % below", justify="right", no_wrap=True)
-    table.add_column("mean", justify="right")
+    table.add_column(f"{100 * (1 - q.delta):.12g} % below", justify="right", no_wrap=True)
+    table.add_column("mean", justify="right", no_wrap=True)
     table.add_column("holds for", no_wrap=True)
     for name, level, mean, note in carry_rows(q):
         table.add_row(name, "" if math.isnan(level) else f"{level:.3g}", f"{mean:.3g}", note)
@@ -196,9 +206,10 @@ def _radii(q: Question, wanted_carry: float | None, wanted_regret: float | None,
                 highlight=False,
             )
         else:
+            margin = rounded_up(margin)
             console.print(
-                f"To keep the {what} at {wanted:g} take the radius [bold]{q.mean_gradient + margin:.4g}[/bold] "
-                f"(margin {margin:.4g}).",
+                f"To keep the {what} at {wanted:g} take the radius [bold]{q.mean_gradient + margin:.12g}[/bold] "
+                f"(margin {margin:g}).",
                 highlight=False,
             )
     return 1 if missed else 0
@@ -222,12 +233,14 @@ def ask(
     """Check the arguments, then answer."""
     console = Console(stderr=True)
     problems = [
-        (noise > 0, f"--noise must be above 0, got {noise:g}."),
-        (mean_gradient >= 0, f"--mean-gradient is a size, at least 0; got {mean_gradient:g}."),
+        (1e-100 < noise < 1e100, f"--noise must be above 0 and not absurdly small or large, got {noise:g}."),
+        (0 <= mean_gradient < 1e100, f"--mean-gradient is a size, at least 0 and finite; got {mean_gradient:g}."),
+        (radius is None or radius < 1e100, f"--radius must be finite, got {radius}."),
+        (alpha is None or alpha < 1e100, f"--alpha must be finite, got {alpha}."),
         (radius is None or alpha is None, "Give --radius or --alpha, not both: radius = mean gradient + alpha."),
         (dimension >= 1, f"--dimension must be at least 1, got {dimension}."),
         (horizon >= 1, f"--horizon must be at least 1, got {horizon}."),
-        (distance >= 0, f"--distance must be at least 0, got {distance:g}."),
+        (0 <= distance < 1e100, f"--distance must be at least 0 and finite, got {distance:g}."),
         (0 < delta < 1, f"--delta must lie between 0 and 1, got {delta:g}."),
         (carry is None or carry > 0, f"--carry must be above 0, got {carry}."),
         (regret is None or regret > 0, f"--regret must be above 0, got {regret}."),
@@ -237,7 +250,7 @@ def ask(
             console.print(f"[red]{text}", highlight=False)
             return 2
     margin = alpha if alpha is not None else (radius - mean_gradient if radius is not None else 0.1 * noise)
-    if not np.isfinite(margin) or margin <= 0:
+    if not margin > 0:
         console.print(
             f"[red]The radius must exceed the mean gradient: the margin is {margin:g}. At 0 the carry grows like √t, "
             f"below it winds up without end, and no bound holds. Try --radius {mean_gradient + 0.1 * noise:g} or more.",

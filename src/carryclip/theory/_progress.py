@@ -25,14 +25,17 @@ class ticker:  # noqa: N801 - used like a function
     def __enter__(self) -> "ticker":
         if self.shown:
             self.report = self.stack.enter_context(_bar(self.title))
-        self.next = time.monotonic() + (INTERVAL if sys.stderr.isatty() else QUIET_INTERVAL)
+        self.next = time.monotonic() + self._pause()
         return self
 
     def __call__(self, done: int) -> None:
         now = time.monotonic() if self.report else 0.0
         if self.report and (done == self.total or now >= self.next):
             self.report(done, self.total)
-            self.next = now + (INTERVAL if sys.stderr.isatty() or not self.shown else QUIET_INTERVAL)
+            self.next = now + self._pause()
+
+    def _pause(self) -> float:
+        return INTERVAL if sys.stderr.isatty() or not self.shown else QUIET_INTERVAL
 
     def __exit__(self, *error: Any) -> None:
         self.stack.close()

@@ -84,13 +84,15 @@ class Uniform(Noise):
     def log_mgf(self, theta: Array) -> Array:
         """log(sinh(θ·scale)/(θ·scale))."""
         z = np.abs(np.multiply(theta, self.scale))
-        safe = np.maximum(z, 1e-4)
-        return np.where(z < 1e-4, z * z / 6.0, safe + np.log(-np.expm1(-2.0 * safe) / (2.0 * safe)))
+        small, large = np.minimum(z, 0.03), np.maximum(z, 0.03)
+        # sinh(z)/z - 1 by its series where the quotient would cancel.
+        series = np.log1p(small**2 / 6.0 * (1.0 + small**2 / 20.0 * (1.0 + small**2 / 42.0)))
+        return np.where(z < 0.03, series, large + np.log(-np.expm1(-2.0 * large) / (2.0 * large)))
 
 
 @dataclass(frozen=True)
 class TwoPoint(Noise):
-    """A fair coin: -scale or scale. Among all noise within a bound it makes the carry largest.
+    """A fair coin: -scale or scale. Among all noise within a bound its carry's tail decays slowest.
 
     >>> float(TwoPoint(2.0).variance)
     4.0
@@ -168,8 +170,11 @@ class Rare(Noise):
 
     def log_mgf(self, theta: Array) -> Array:
         """Of the side of the rare value, which is the heavier."""
-        z = np.multiply(theta, self.scale)
-        return z * (1.0 - self.p) + np.log(self.p + (1.0 - self.p) * np.exp(-z))
+        z, p = np.abs(np.multiply(theta, self.scale)), self.p
+        small = np.minimum(z, 1.0)
+        # log(1 + E[exp(θξ) - 1 - θξ]): both terms are positive, so that nothing cancels where z is small.
+        near = np.log1p(p * _beyond_linear(small * (1.0 - p)) + (1.0 - p) * _beyond_linear(-small * p))
+        return np.where(z < 1.0, near, z * (1.0 - p) + np.log(p + (1.0 - p) * np.exp(-z)))
 
 
 @dataclass(frozen=True)
@@ -262,7 +267,7 @@ class Skewed(Noise):
 
     def __post_init__(self) -> None:
         self._check()
-        _checks.number("Skewed", "shape", self.shape, low_open=True)
+        _checks.number("Skewed", "shape", self.shape, low_open=True, high=10.0)
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Centred lognormal."""
@@ -330,6 +335,13 @@ class Given(Noise):
     def variance(self) -> Array:
         """Not known."""
         return np.full(np.shape(self.scale), math.nan)[()]
+
+
+def _beyond_linear(x: Array) -> Array:
+    """exp(x) - 1 - x for |x| <= 1."""
+    tiny = np.where(np.abs(x) < 0.02, x, 0.0)
+    series = tiny**2 / 2.0 * (1.0 + tiny / 3.0 * (1.0 + tiny / 4.0 * (1.0 + tiny / 5.0 * (1.0 + tiny / 6.0))))
+    return np.where(np.abs(x) < 0.02, series, np.expm1(x) - x)
 
 
 def _positive(owner: str, name: str, values: Array) -> None:

@@ -19,6 +19,8 @@ class Problem:
     """Where runs begin: a number or one per coordinate."""
     best: float = 0.0
     """The smallest value of the objective; regret is measured from here."""
+    sweep: tuple[int, ...] = ()
+    """Shape of the sweep it makes by itself."""
 
     def value(self, x: Points) -> np.ndarray:
         """The expected objective, without the last axis."""
@@ -73,6 +75,11 @@ class Linear(Problem):
 
     tilt: Any = 0.0
     start: Any = 0.0
+
+    @property
+    def sweep(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The shape of its tilts."""
+        return np.shape(self.tilt)
 
     def value(self, x: Points) -> np.ndarray:
         """tilt·sum of x."""

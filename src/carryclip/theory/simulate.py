@@ -7,14 +7,15 @@ array: a sweep, whose points all see the same noise.
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from carryclip import __version__, _checks
+from carryclip import __version__
 from carryclip._numpy import LanesNamespace
 from carryclip.algorithm import Buffers, Feed, Rule, apply, decide, measure
 from carryclip.carry import CarryPolicy
@@ -101,7 +102,13 @@ class Simulation:
     @classmethod
     def load(cls, path: str | Path) -> "Simulation":
         """Read what ``save`` wrote."""
-        with np.load(path, allow_pickle=False) as stored:
+        try:
+            stored = np.load(path, allow_pickle=False)
+        except ValueError:
+            raise ValueError(f"{path} is no saved simulation.") from None
+        if not isinstance(stored, np.lib.npyio.NpzFile):
+            raise ValueError(f"{path} is no saved simulation: it holds one array.")
+        with stored:
             missing = {"setting", *_ARRAYS} - {"path"} - set(stored.files)
             if missing:
                 raise ValueError(f"{path} is no saved simulation: it lacks {', '.join(sorted(missing))}.")
@@ -151,15 +158,20 @@ def run(
     >>> seen.carry.shape, [bool(x) for x in seen.quantile(0.99) < [4.0, 0.5]]
     ((100, 2, 100), [True, True])
     """
-    _checks.number("run", "steps", steps, low=1, high_open=True)
-    _checks.number("run", "seeds", seeds, low=1, high_open=True)
-    _checks.number("run", "dimension", dimension, low=1, high_open=True)
+    if not isinstance(problem, Problem):
+        raise TypeError(f"run: problem must be one of carryclip.theory.problems, e.g. Absolute(); got {problem!r}.")
+    if noise is not None and not isinstance(noise, Noise):
+        raise TypeError(f"run: noise must be a law of carryclip.theory.noise, e.g. Uniform(1.0); got {noise!r}.")
+    steps, seeds, dimension = (
+        _whole(name, value) for name, value in (("steps", steps), ("seeds", seeds), ("dimension", dimension))
+    )
+    seed = _whole("seed", seed, least=0)
     moments = _recorded(times, steps)
     where = problem.start if start is None else start
-    lanes = _Lanes(region, carry, dimension)
+    lanes = _Lanes(region, carry)
     scale = None if noise is None else _swept(noise.scale)
     rates, begin = _swept(lr), np.asarray(where, float)
-    parts = {"region": lanes.sweep, "lr": rates.shape[:-2], "start": begin.shape[:-2]}
+    parts = {"problem": problem.sweep, "region": lanes.sweep, "lr": rates.shape[:-2], "start": begin.shape[:-2]}
     sweep = _sweep(parts | ({} if scale is None else {"noise": scale.shape[:-2]}))
     shape = (*sweep, seeds, dimension)
     try:
@@ -199,7 +211,7 @@ def run(
 class _Lanes:
     """The shipped algorithm's state for all runs."""
 
-    def __init__(self, region: Region | Above | None, carry: CarryPolicy, dimension: int):
+    def __init__(self, region: Region | Above | None, carry: CarryPolicy):
         self.above = region if isinstance(region, Above) else None
         self.margin = None if self.above is None else _swept(self.above.margin)
         self.rule, self.sweep = None, () if self.margin is None else self.margin.shape[:-2]
@@ -208,12 +220,17 @@ class _Lanes:
         if region is None:
             return
         self.region = self.above.region if self.above else check_region(region)
-        if isinstance(self.region, Norm) and dimension == 1 and self.region.over != "all":
+        if isinstance(self.region, Norm) and self.region.over != "all":
             raise ValueError("There are no groups or tensors here: use Norm(radius).")
         # Diverged runs stay infinite or NaN, and so can be seen.
         self.rule = Rule(self.region, carry, nonfinite="propagate")
         if self.above is None:
-            arrays = [_swept(size) for size in self.region.sizes(0) if not isinstance(size, float)]
+            sizes = self.region.sizes(0)
+            if any(isinstance(size, Mapping) for size in sizes):
+                raise TypeError(
+                    "run: there is one parameter here; an array of radii is a sweep, a mapping has no meaning."
+                )
+            arrays = [_swept(size) for size in sizes if not isinstance(size, float)]
             self.sweep = _sweep({f"size {k}": array.shape[:-2] for k, array in enumerate(arrays)})
 
     def begin(self, shape: tuple[int, ...]) -> None:
@@ -309,10 +326,18 @@ def log_times(steps: int, count: int) -> np.ndarray:
     return np.unique(np.rint(np.geomspace(1, steps, count)).astype(int))
 
 
+def _whole(name: str, value: Any, least: int = 1) -> int:
+    """A whole number, from NumPy too."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"run: {name} must be a whole number, got {value!r}.")
+    if value < least:
+        raise ValueError(f"run: {name} must be at least {least}, got {value}.")
+    return int(value)
+
+
 def _recorded(times: int | Sequence[int], steps: int) -> np.ndarray:
-    if isinstance(times, int):
-        _checks.number("run", "times", times, low=1, high_open=True)
-        return even_times(steps, min(times, steps))
+    if np.ndim(times) == 0:
+        return even_times(steps, min(_whole("times", times), steps))
     moments = np.unique(np.asarray(times))
     if not moments.size or moments.dtype.kind not in "iu" or moments[0] < 1 or moments[-1] > steps:
         raise ValueError(f"run: times must be whole numbers from 1 to steps = {steps}, got {times!r}.")
@@ -337,7 +362,7 @@ def _words(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         inside = {field.name: _words(getattr(value, field.name)) for field in fields(value)}
         return {"kind": type(value).__name__, **inside}
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, range)):
         return [_words(entry) for entry in value]
     if isinstance(value, (bool, int, float, str, type(None))):
         return value

@@ -20,8 +20,6 @@ LOOKS = {
     "below": {"color": "C3", "linestyle": "--", "marker": "^", "markersize": 3},
     "plain": {"color": "0.5", "linestyle": ":", "linewidth": 2},
 }
-START = 100
-"""Steps from which slopes are fitted."""
 
 
 def compute(scale: Scale, tick: Tick) -> list[Simulation]:
@@ -51,11 +49,12 @@ def present(scale: Scale, seen: list[Simulation]) -> Result:
     figure, axes = panels(2)
     left, right = axes[0]
     carried, plain = seen
+    start = min(100, scale.steps / 10)
     slopes, rows = {}, []
     for place, (name, margin) in enumerate(MARGINS.items()):
         size = carried.carry[:, place].mean(-1)
         bias = np.abs(carried.mean_carry[:, place, 0]) / carried.times
-        slopes[name] = slope(carried.times, size, START), slope(carried.times, bias, START)
+        slopes[name] = slope(carried.times, size, start), slope(carried.times, bias, start)
         label = f"radius {TILT + margin:.1f}, {name} the mean gradient"
         left.plot(carried.times, size, label=f"{label}: slope {slopes[name][0]:+.2f}", **LOOKS[name])
         right.plot(carried.times, bias, label=f"{label}: slope {slopes[name][1]:+.2f}", **LOOKS[name])
@@ -78,7 +77,7 @@ def present(scale: Scale, seen: list[Simulation]) -> Result:
         axis.legend(frameon=False, fontsize=7.5)
     right.set_ylim(bottom=1e-5)
     size, bias = slopes["above"]
-    ours = f"slope of E|carry| {size:+.2f}, of the average bias {bias:+.2f}, from t = {START} on"
+    ours = f"slope of E|carry| {size:+.2f}, of the average bias {bias:+.2f}, from t = {start:g} on"
     claim = claims.Claim(
         "T3",
         "With the radius above the mean gradient the carry stays bounded, and the average bias vanishes like 1/t",

@@ -35,6 +35,9 @@ def main(name: str, scale: Scale, out: str) -> int:
         if getattr(scale, field) < least:
             console.print(f"[red]--{field} must be at least {least} for these figures; got {getattr(scale, field)}.")
             return 2
+    if scale.seed < 0:
+        console.print(f"[red]--seed must be at least 0, got {scale.seed}.")
+        return 2
     folder = make_folder(out, console)
     if folder is None:
         return 2

@@ -24,7 +24,7 @@ def _offset(owner: str, beta: Array, variance: Array, bound: Array, largest_radi
     if form_is(owner, form):
         return (2.0 + beta) * bound
     if largest_radius is not None:
-        (radius,) = numbers(owner, largest_radius=largest_radius)
+        radius, bound = numbers(owner, largest_radius=largest_radius, gradient_bound=bound)
         positive(owner, largest_radius=radius)
         return bound + radius
     condition = "sigma² <= G for gamma <= (1 + beta)·G, or largest_radius given"
@@ -83,7 +83,7 @@ def adaptive_carry_quantile(
     step(owner, t)
     _checked(owner, beta, variance, bound)
     printed = form_is(owner, form)
-    level = np.log(2.0 * _count(t, beta, variance, printed) / delta)
+    level = np.log(2.0 * _count(t, beta, variance, printed)) - np.log(delta)
     offset = _offset(owner, beta, variance, bound, largest_radius, form)
     return 2.0 / beta * level + offset if printed else np.maximum(level, 0.0) / beta + offset
 

@@ -31,10 +31,12 @@ def geometric_sum(exponent: Array) -> Array:
         return 1.0 / np.expm1(np.asarray(exponent, float))
 
 
-def _count(t: Array, alpha: Array, bound: Array, printed: bool) -> Array:
-    """c_alpha, or in the corrected form min(t, c_alpha), which also serves alpha = 0."""
-    count = geometric_sum(alpha**2 / (2.0 * bound**2))
-    return count if printed else np.minimum(t, count)
+def _log_count(t: Array, alpha: Array, bound: Array, printed: bool) -> Array:
+    """Log of c_alpha, or in the corrected form of min(t, c_alpha), which also serves alpha = 0."""
+    exponent = (alpha / bound) ** 2 / 2.0
+    with np.errstate(divide="ignore"):
+        count = -exponent - np.log(-np.expm1(-exponent))
+        return count if printed else np.minimum(np.log(t), count)
 
 
 def carry_tail(
@@ -56,7 +58,8 @@ def carry_tail(
     positive(owner, epsilon=epsilon, gradient_bound=bound)
     step(owner, t)
     above_mean(owner, alpha) if printed else nonnegative(owner, alpha=alpha)
-    tail = 2.0 * _count(t, alpha, bound, printed) * np.exp(-(epsilon**2 / t + 2.0 * alpha * epsilon) / (2.0 * bound**2))
+    exponent = (epsilon**2 / t + 2.0 * alpha * epsilon) / (2.0 * bound**2)
+    tail = 2.0 * np.exp(_log_count(t, alpha, bound, printed) - exponent)
     return tail if printed else np.minimum(tail, 1.0)
 
 
@@ -85,10 +88,8 @@ def carry_quantile(
     probability(owner, delta)
     step(owner, t)
     positive(owner, gradient_bound=bound, largest_radius=radius)
-    if printed or not np.all(np.isfinite(t)):
-        above_mean(owner, alpha)
-    nonnegative(owner, alpha=alpha)
-    level = np.maximum(np.log(2.0 * _count(t, alpha, bound, printed) / delta), 0.0)
+    above_mean(owner, np.where(np.isfinite(t) & (not printed) & (alpha == 0.0), 1.0, alpha))
+    level = np.maximum(math.log(2.0) + _log_count(t, alpha, bound, printed) - np.log(delta), 0.0)
     target = 2.0 * bound**2 * level
     with np.errstate(divide="ignore", invalid="ignore"):
         # The root of epsilon² + 2·alpha·t·epsilon = target·t, written so that nothing cancels and t may be infinite.
@@ -96,22 +97,25 @@ def carry_quantile(
     return (np.where(level > 0.0, epsilon, 0.0) + bound + radius)[()]
 
 
-def carry_mean(*, alpha: Array, gradient_bound: Array, largest_radius: Array, form: Form = "corrected") -> Array:
+def carry_mean(
+    *, alpha: Array, gradient_bound: Array, largest_radius: Array | None = None, form: Form = "corrected"
+) -> Array:
     """E|D_t| by the first carry bound: 2·c·G²/alpha + G + gamma_+, at every t.
 
     The printed form holds as it stands. The corrected form drops what the proof does not need: by ``walk_tail`` the
     offset G + gamma_+ can go, which leaves 2·c·G²/alpha.
 
-    Conditions: alpha > 0.
+    Conditions: alpha > 0; the printed form needs ``largest_radius``.
 
     >>> float(round(carry_mean(alpha=0.5, gradient_bound=1.0, largest_radius=1.0, form="printed"), 3))
     32.042
     """
     owner = "carry_mean"
-    alpha, bound, radius = numbers(owner, alpha=alpha, gradient_bound=gradient_bound, largest_radius=largest_radius)
+    radius = gradient_bound if largest_radius is None and not form_is(owner, form) else largest_radius
+    alpha, bound, radius = numbers(owner, alpha=alpha, gradient_bound=gradient_bound, largest_radius=radius)
     positive(owner, gradient_bound=bound, largest_radius=radius)
     above_mean(owner, alpha)
-    mean = 2.0 * geometric_sum(alpha**2 / (2.0 * bound**2)) * bound**2 / alpha
+    mean = 2.0 * geometric_sum((alpha / bound) ** 2 / 2.0) * bound**2 / alpha
     return mean + bound + radius if form_is(owner, form) else mean
 
 
@@ -152,7 +156,7 @@ def corollary_quantile(
     probability(owner, delta)
     positive(owner, gradient_bound=bound)
     above_mean(owner, alpha)
-    level = np.log(4.0 * (bound / alpha) ** 2 / delta)
+    level = math.log(4.0) + 2.0 * np.log(bound / alpha) - np.log(delta)
     if printed:
         return (bound / alpha) ** 2 * level + 2.0 * bound
     (radius,) = numbers(owner, largest_radius=largest_radius)

@@ -29,23 +29,39 @@ def need(owner: str, condition: str, holds: Array, **given: Array) -> None:
     raise OutsideConditionsError(f"{owner} needs {condition}; got {shown}.")
 
 
+MAY_BE_INFINITE = ("t", "steps", "rate")
+
+
 def numbers(owner: str, **given: Array) -> list[np.ndarray]:
-    """The arguments as float arrays of one shape; NaN and what is no number are refused."""
+    """The arguments as float arrays of one shape; NaN, infinity and what is no number are refused."""
     arrays = []
     for name, value in given.items():
-        if value is None or isinstance(value, (bool, str)):
-            raise TypeError(f"{owner}: {name} must be a number or an array of numbers, got {value!r}.")
-        try:
-            array = np.asarray(value, float)
-        except (TypeError, ValueError):
-            raise TypeError(f"{owner}: {name} must be a number or an array of numbers, got {value!r}.") from None
-        need(owner, f"a number for {name}", ~np.isnan(array), **{name: array})
+        array = _array(owner, name, value)
+        if name in MAY_BE_INFINITE:
+            need(owner, f"a number for {name}", ~np.isnan(array), **{name: array})
+        else:
+            need(owner, f"a finite {name}", np.isfinite(array), **{name: array})
         arrays.append(array)
     try:
         return list(np.broadcast_arrays(*arrays))
     except ValueError:
         shapes = ", ".join(f"{name} {array.shape}" for name, array in zip(given, arrays, strict=True))
         raise ValueError(f"{owner}: the arguments' shapes do not go together: {shapes}.") from None
+
+
+def _array(owner: str, name: str, value: Array) -> np.ndarray:
+    try:
+        array = np.asarray(value)
+        if array.dtype.kind in "iuf" or array.size == 0:
+            return array.astype(float)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise TypeError(f"{owner}: {name} must be a number or an array of numbers, got {_short(value)}.")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) < 80 else text[:77] + "..."
 
 
 def positive(owner: str, why: str = "", **given: Array) -> None:

@@ -11,6 +11,8 @@ from carryclip.theory.bounds._conditions import Array, need, nonnegative, number
 def gated_carry_bound(*, radius: Array, policy: Gated | None = None) -> Array:
     """Under ``Gated`` the carry (its norm, or each coordinate) never exceeds cap radii, whatever the gradients are.
 
+    The radius is that of the last step.
+
     >>> float(gated_carry_bound(radius=0.5))
     50.0
     """
@@ -22,9 +24,10 @@ def gated_carry_bound(*, radius: Array, policy: Gated | None = None) -> Array:
 def gate_shut(t: Array = math.inf, *, clipped_mean: Array, policy: Gated | None = None) -> Array:
     """Probability that the gate is shut at step t: at most exp(-(threshold - c)²/(2w)).
 
-    c (``clipped_mean``) is the size of the mean of the plainly clipped gradient, |E clip(g_t, gamma)|/gamma, at every
-    step: the feed's average has at most that mean, so only a deviation of threshold - c can shut the gate. w is the sum
-    of its squared weights, (1 - d)(1 + d^t)/((1 + d)(1 - d^t)) for decay d: 0.005 at 0.99 in the long run.
+    c (``clipped_mean``) bounds the mean of the plainly clipped gradient given the past, |E[clip(g_t, gamma) | past]| <=
+    c·gamma, at every step: the feed's average has at most that mean, so only a deviation of threshold - c can shut the
+    gate. w is the sum of its squared weights, (1 - d)(1 + d^t)/((1 + d)(1 - d^t)) for decay d: 0.005 at 0.99 in the
+    long run.
 
     Conditions: component-wise clipping, constant radius, 0 <= c < threshold.
 
@@ -61,8 +64,10 @@ def gated_bias(
     '2.1e-08'
     """
     owner, policy = "gated_bias", policy or Gated()
-    bound, radius, rate = numbers(owner, gradient_bound=gradient_bound, radius=radius, rate=rate)
+    bound, radius, rate, t, clipped_mean = numbers(
+        owner, gradient_bound=gradient_bound, radius=radius, rate=rate, t=t, clipped_mean=clipped_mean
+    )
     positive(owner, radius=radius, rate=rate)
     need(owner, "gradient_bound >= radius", bound >= radius, gradient_bound=bound, radius=radius)
     shut = gate_shut(t, clipped_mean=clipped_mean, policy=policy)
-    return (bound - radius) * shut + 2.0 * np.exp(-rate * policy.cap * radius) / rate
+    return (bound - radius) * shut + 2.0 * np.exp(-rate * policy.cap * radius) / rate  # 0 where nothing is clipped

@@ -19,7 +19,7 @@ def second_moment_mean(t: Array, *, variance: Array) -> Array:
     t, variance = numbers(owner, t=t, variance=variance)
     step(owner, t)
     nonnegative(owner, variance=variance)
-    return np.sqrt((t - 1.0) * variance)
+    return np.sqrt(np.where(variance > 0.0, t - 1.0, 0.0) * variance)
 
 
 def second_moment_average(steps: Array = math.inf, *, alpha: Array, variance: Array) -> Array:
@@ -45,13 +45,13 @@ def second_moment_average(steps: Array = math.inf, *, alpha: Array, variance: Ar
     with np.errstate(divide="ignore", invalid="ignore"):
         settled = np.where(variance > 0.0, variance / (2.0 * margin) + margin / 2.0, 0.0)
         # The mean of sqrt(t - 1) over t = 1..T is at most (2/3)·sqrt(T).
-        return np.minimum(settled, 2.0 / 3.0 * np.sqrt(steps * variance))
+        return np.minimum(settled, 2.0 / 3.0 * np.sqrt(np.where(variance > 0.0, steps, 0.0) * variance))
 
 
 def sign_carry_bound(*, gradient_bound: Array, scale: Array = 1.0) -> Array:
     """U-Sign: if |g_t| <= scale always, then |D_t| <= scale always.
 
-    Conditions: ``gradient_bound`` <= scale.
+    Conditions: ``gradient_bound`` <= scale, which is constant.
 
     >>> float(sign_carry_bound(gradient_bound=0.8))
     1.0
@@ -59,6 +59,7 @@ def sign_carry_bound(*, gradient_bound: Array, scale: Array = 1.0) -> Array:
     owner = "sign_carry_bound"
     bound, scale = numbers(owner, gradient_bound=gradient_bound, scale=scale)
     positive(owner, scale=scale)
+    nonnegative(owner, gradient_bound=bound)
     _within(owner, "gradient_bound <= scale", bound <= scale, bound, scale)
     return scale + 0.0 * bound
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from carryclip.theory.bounds._conditions import Array, above_mean, numbers, positive, probability
 from carryclip.theory.bounds._solve import lowest
-from carryclip.theory.bounds._walk import lundberg_rate, potential
+from carryclip.theory.bounds._walk import arccosh_exp, log_cosh, log_potential, lundberg_rate
 from carryclip.theory.noise import TwoPoint
 
 NormForm = Literal["sharp", "coth"]
@@ -38,7 +38,7 @@ def norm_carry_tail(x: Array, *, alpha: Array, noise_bound: Array, form: NormFor
     if _is_coth(owner, form):
         tail = _coth(alpha, bound) * np.exp(-alpha * x / bound**2)
     else:
-        tail = _best(alpha, bound, lambda rate, limit: limit / np.cosh(np.minimum(rate * x[..., None], 700.0)))
+        tail = np.exp(_best(alpha, bound, lambda rate, log_m: log_m - log_cosh(rate * (x / bound)[..., None])))
     return np.where(alpha >= bound, 0.0, np.minimum(tail, 1.0))[()]
 
 
@@ -54,9 +54,10 @@ def norm_carry_quantile(delta: Array, *, alpha: Array, noise_bound: Array, form:
     delta, alpha, bound = _arguments(owner, alpha, noise_bound, delta=delta)
     probability(owner, delta)
     if _is_coth(owner, form):
-        quantile = bound**2 / alpha * np.log(_coth(alpha, bound) / delta)
+        quantile = bound**2 / alpha * (np.log(_coth(alpha, bound)) - np.log(delta))
     else:
-        quantile = _best(alpha, bound, lambda rate, limit: np.arccosh(limit / delta[..., None]) / rate)
+        level = np.log(delta)[..., None]
+        quantile = bound * _best(alpha, bound, lambda rate, log_m: arccosh_exp(log_m - level) / rate)
     return np.where(alpha >= bound, 0.0, quantile)[()]
 
 
@@ -77,7 +78,7 @@ def norm_carry_mean(*, alpha: Array, noise_bound: Array, form: NormForm = "sharp
     if _is_coth(owner, form):
         mean = bound**2 / alpha * np.log(_coth(alpha, bound))
     else:
-        mean = _best(alpha, bound, lambda rate, limit: np.arccosh(limit) / rate)
+        mean = bound * _best(alpha, bound, lambda rate, log_m: arccosh_exp(log_m) / rate)
     return np.where(alpha >= bound, 0.0, mean)[()]
 
 
@@ -95,17 +96,16 @@ def _is_coth(owner: str, form: str) -> bool:
 
 
 def _coth(alpha: Array, bound: Array) -> Array:
-    return 1.0 / np.tanh(alpha**2 / (4.0 * bound**2))
+    return 1.0 / np.tanh((alpha / bound) ** 2 / 4.0)
 
 
 def _best(alpha: np.ndarray, bound: np.ndarray, value: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
-    """The smallest value(lambda, M) over the lambdas with kq < 1: from 0 to the rate of a fair coin ±B."""
-    inside = np.minimum(alpha, bound * (1.0 - 1e-9))
-    noise = TwoPoint(bound)
-    top = np.minimum(lundberg_rate(alpha=inside, noise=noise), 700.0 / bound)
-    wide = TwoPoint(bound[..., None])
+    """The smallest value(lambda·B, log M) over the lambdas with kq < 1: from 0 to the rate of a fair coin ±B."""
+    margin = np.where(alpha < bound, alpha, 0.5 * bound) / bound
+    coin = TwoPoint(1.0)
+    top = np.asarray(lundberg_rate(alpha=margin, noise=coin))
 
     def at(rate: np.ndarray) -> np.ndarray:
-        return value(rate, potential(wide.log_mgf(rate), rate * inside[..., None]))
+        return value(rate, log_potential(coin.log_mgf(rate), rate * margin[..., None], np.inf))
 
     return lowest(at, top * 1e-3, top * (1.0 - 1e-6))

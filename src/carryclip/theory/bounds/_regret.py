@@ -1,8 +1,11 @@
 """What the carry costs in regret: the gradient-transformation lemma, the convergence theorems, and a sharper way.
 
 Setting: convex f_t on R^d, x_{t+1} = x_t - eta·u_t without projection, average regret R_T = (1/T)·sum of f_t(x_t) -
-f_t(x*). ``distance`` is ||x_1 - x*||, ``lr`` is eta, ``steps`` is T.
+f_t(x*). ``distance`` is ||x_1 - x*||, ``lr`` is eta, ``steps`` is T. All of it is for the full carry: a policy that
+drops part of what was cut is biased, and no bound on its carry says by how much.
 """
+
+import math
 
 import numpy as np
 
@@ -17,7 +20,6 @@ from carryclip.theory.bounds._conditions import (
     numbers,
     positive,
     probability,
-    step,
 )
 from carryclip.theory.bounds._moment import second_moment_average
 
@@ -86,9 +88,9 @@ def transformation_quantile(
     delta, domain, sigma = numbers(owner, delta=delta, domain=domain, sigma=sigma)
     probability(owner, delta)
     nonnegative(owner, domain=domain, sigma=sigma)
-    level = np.log(2.0 / delta) if form_is(owner, form) else np.sqrt(np.log(1.0 / delta))
-    noise = domain * sigma * np.sqrt(2.0 / np.asarray(steps, float)) * level
-    return _transformation(owner, steps, lr, distance, carry, update, update_square) + noise
+    bound = _transformation(owner, steps, lr, distance, carry, update, update_square)
+    level = math.log(2.0) - np.log(delta) if form_is(owner, form) else np.sqrt(-np.log(delta))
+    return bound + domain * sigma * np.sqrt(2.0 / np.asarray(steps, float)) * level
 
 
 def convergence(
@@ -118,7 +120,7 @@ def convergence(
         radius: gamma, or the largest of the gamma_t, at most G.
         dimension: d.
         mean_radius: mean of gamma_t; by default the radius (the theorem for a constant one).
-        mean_square_radius: mean of gamma_t²; by default ``mean_radius`` squared.
+        mean_square_radius: mean of gamma_t²; by default radius·``mean_radius``, which it never exceeds.
         form: ``"printed"`` or ``"corrected"``.
 
     >>> arguments = dict(steps=10_000, distance=1.0, alpha=0.5, gradient_bound=1.0, radius=1.0)
@@ -211,7 +213,7 @@ def shadow_regret(
         mean_gradient=mean_gradient,
         carry=carry,
     )
-    step(owner, steps)
+    _horizon(owner, steps)
     positive(owner, lr=lr)
     nonnegative(owner, distance=distance, gradient_square=square, mean_gradient=mean, carry=carry)
     return distance**2 / (2.0 * lr * steps) + lr / 2.0 * square + lr * mean * carry
@@ -237,7 +239,7 @@ def sharp_convergence(
     above_mean(owner, alpha)
     positive(owner, gradient_bound=bound)
     need(owner, "dimension >= 1", dimension >= 1.0, dimension=dimension)
-    step(owner, steps)
+    _horizon(owner, steps)
     carry = second_moment_average(alpha=alpha, variance=bound**2)  # of one coordinate
     return shadow_regret(
         steps=steps,
@@ -249,6 +251,10 @@ def sharp_convergence(
     )
 
 
+def _horizon(owner: str, steps: Array) -> None:
+    need(owner, "a finite number of steps, at least 1", (steps >= 1.0) & np.isfinite(steps), steps=steps)
+
+
 def _transformation(
     owner: str, steps: Array, lr: Array, distance: Array, carry: Array, update: Array, update_square: Array | None
 ) -> Array:
@@ -256,7 +262,7 @@ def _transformation(
         owner, steps=steps, lr=lr, distance=distance, carry=carry, update=update
     )
     square = update**2 if update_square is None else numbers(owner, update_square=update_square)[0]
-    step(owner, steps)
+    _horizon(owner, steps)
     positive(owner, lr=lr)
     nonnegative(owner, distance=distance, carry=carry, update=update)
     need(owner, "update_square >= update²", square >= update**2 * (1.0 - 1e-12), update_square=square, update=update)
@@ -276,7 +282,9 @@ def _by_lemma(
 ) -> Array:
     """Item 1 of the lemma at eta = 1/sqrt(T), with ||u_t|| <= sqrt(d)·gamma_t."""
     steps, mean = numbers(owner, steps=steps, mean_radius=radius if mean_radius is None else mean_radius)
-    (square,) = numbers(owner, mean_square_radius=mean**2 if mean_square_radius is None else mean_square_radius)
+    largest = radius * mean  # gamma_t² <= gamma_+·gamma_t
+    (square,) = numbers(owner, mean_square_radius=largest if mean_square_radius is None else mean_square_radius)
+    _horizon(owner, steps)
     need(owner, "mean_radius <= radius", mean <= radius, mean_radius=mean, radius=radius)
     lr = 1.0 / np.sqrt(steps)
     return _transformation(owner, steps, lr, distance, carry, np.sqrt(dimension) * mean, dimension * square)

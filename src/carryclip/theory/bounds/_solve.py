@@ -27,7 +27,7 @@ def last_true(holds: Callable[[np.ndarray], np.ndarray], low: Array, high: Array
 
 
 def lowest(function: Callable[[np.ndarray], np.ndarray], low: Array, high: Array, points: int = 256) -> np.ndarray:
-    """The smallest value found over a geometric grid between ``low`` and ``high``, refined once around the best.
+    """The smallest value found over a geometric grid between ``low`` and ``high``, refined twice around the best.
 
     For bounds with a free parameter: each value of it gives a valid bound, so the search need not be exact.
     """

@@ -8,6 +8,7 @@ Every carry policy only shrinks the carry, so these bounds hold for ``Capped``, 
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -25,16 +26,16 @@ from carryclip.theory.bounds._conditions import (
 from carryclip.theory.bounds._solve import erfc, last_true, lowest, sum_over_steps
 from carryclip.theory.noise import Noise
 
-TERMS = 20_000
-"""Longest sum over the walk; where more terms matter, the other bounds are smaller anyway."""
+TERMS = 1000
+"""Longest sum over the walk; where more terms matter, the other bound is smaller anyway."""
 
 
 def walk_tail(x: Array, t: Array = math.inf, *, alpha: Array, proxy: Array) -> Array:
-    """P(|D_t| >= x), the smaller of two: the sum over the walk, and the smallest M/cosh(theta·x) over theta.
+    """P(|D_t| >= x), the smaller of two: the sum over the walk, and the smallest M_t/cosh(theta·x) over theta.
 
     The sum is 2·sum over j < t of exp(-(x + j·alpha)²/(2·j·s²)): no offset G + gamma_+ as in the paper's bound, and
-    twice its rate of decay, 2·alpha/s². The other serves a small alpha at a late step, where the sum is long and says
-    little: M = k(1 - q)/(1 - kq) bounds E cosh(theta·D_t), with k = exp(theta²·s²/2) and q = exp(-theta·alpha). The
+    twice its rate of decay, 2·alpha/s². The other serves a small alpha, where the sum says little: M_t bounds
+    E cosh(theta·D_t), M_{t+1} = k·(q·M_t + 1 - q) from 1 on, with k = exp(theta²·s²/2) and q = exp(-theta·alpha). The
     noise may depend on the past (a martingale difference suffices).
 
     Conditions: x > 0, alpha >= 0; t must be finite where alpha = 0.
@@ -46,7 +47,7 @@ def walk_tail(x: Array, t: Array = math.inf, *, alpha: Array, proxy: Array) -> A
     x, t, alpha, proxy = numbers(owner, x=x, t=t, alpha=alpha, proxy=proxy)
     positive(owner, x=x)
     _conditions(owner, t, alpha, proxy)
-    sharp = _potential(alpha, proxy, lambda theta, limit: limit / np.cosh(np.minimum(theta * x[..., None], 700.0)))
+    sharp = np.exp(_potential(t, alpha, proxy, lambda theta, log_m: log_m - log_cosh(theta * x[..., None])))
     short, until = _short(t, alpha, proxy)
     tail = np.where(short, _sum(x, until, alpha, proxy), np.inf)
     return np.minimum.reduce([tail, sharp, np.ones_like(sharp)])[()]
@@ -64,27 +65,27 @@ def walk_quantile(delta: Array, t: Array = math.inf, *, alpha: Array, proxy: Arr
     delta, t, alpha, proxy = numbers(owner, delta=delta, t=t, alpha=alpha, proxy=proxy)
     probability(owner, delta)
     _conditions(owner, t, alpha, proxy)
-    sharp = _potential(alpha, proxy, lambda theta, limit: np.arccosh(limit / delta[..., None]) / theta)
+    sharp = _potential(t, alpha, proxy, lambda theta, log_m: arccosh_exp(log_m - np.log(delta[..., None])) / theta)
     short, until = _short(t, alpha, proxy)
     high = np.sqrt(proxy)
     while np.any(above := _sum(high, until, alpha, proxy) > delta):
         high = np.where(above, 2.0 * high, high)
     # The largest x where the sum is still above delta, and a hair more.
     found = last_true(lambda x: _sum(x, until, alpha, proxy) > delta, high * 1e-9, high) * (1 + 1e-12)
-    return np.minimum(np.where(short, found, np.inf), sharp)[()]
+    return np.where(t > 1.0, np.minimum(np.where(short, found, np.inf), sharp), 0.0)[()]
 
 
 def walk_mean(t: Array = math.inf, *, alpha: Array, proxy: Array) -> Array:
     """E|D_t| from the same walk.
 
     The smallest of three: 2·sum over j < t of the integral of ``walk_tail``'s terms; sqrt((t - 1)·s²), by
-    ``second_moment_mean``; and the smallest arccosh(M)/theta, about 1.31·s²/alpha for small alpha. The noise may
+    ``second_moment_mean``; and the smallest arccosh(M_t)/theta, about 1.305·s²/alpha for small alpha. The noise may
     depend on the past; where it does not, ``lundberg_mean`` is smaller.
 
     Conditions: alpha >= 0; t must be finite where alpha = 0.
 
     >>> [float(round(walk_mean(t, alpha=0.1, proxy=1.0), 2)) for t in (100, math.inf)]
-    [9.95, 13.08]
+    [8.51, 13.08]
     """
     owner = "walk_mean"
     t, alpha, proxy = numbers(owner, t=t, alpha=alpha, proxy=proxy)
@@ -97,14 +98,14 @@ def walk_mean(t: Array = math.inf, *, alpha: Array, proxy: Array) -> Array:
 
     def rest(n: np.ndarray) -> np.ndarray:
         # Each term is at most 2·(s²/alpha)·exp(-j·alpha²/(2s²)), which sums to a geometric series.
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             rate = alpha**2 / (2.0 * proxy)
             left = 2.0 * proxy / alpha * np.exp(-n * rate) / np.expm1(rate)
         return np.where(alpha > 0.0, left, np.inf)
 
     short, until = _short(t, alpha, proxy)
     mean = np.where(short, sum_over_steps(term, until - 1.0, rest), np.inf)
-    sharp = _potential(alpha, proxy, lambda theta, limit: np.arccosh(limit) / theta)
+    sharp = _potential(t, alpha, proxy, lambda theta, log_m: arccosh_exp(log_m) / theta)
     return np.minimum.reduce([mean, np.sqrt((t - 1.0) * proxy), sharp])[()]
 
 
@@ -128,18 +129,24 @@ def lundberg_rate(*, alpha: Array, noise: Noise | None = None, proxy: Array | No
         above_mean(owner, alpha)
         positive(owner, proxy=proxy)
         return 2.0 * alpha / proxy
-    alpha, _ = numbers(owner, alpha=alpha, scale=noise.scale)
+    if not isinstance(noise, Noise):
+        raise TypeError(f"{owner}: noise must be a law of carryclip.theory.noise, such as Uniform(1.0); got {noise!r}.")
+    alpha, scale = numbers(owner, alpha=alpha, scale=noise.scale)
     above_mean(owner, alpha)
-    none = np.asarray(noise.bound) <= alpha
-    need(owner, "noise with exponential moments", np.isfinite(noise.proxy) | none, proxy=noise.proxy)
-    with np.errstate(divide="ignore"):
-        low = np.where(none, 1.0, 2.0 * alpha / noise.proxy)
-    high = 2.0 * low
-    while np.any(below := (noise.log_mgf(high) <= high * alpha) & ~none):
-        high = np.where(below, 2.0 * high, high)
-    # log-mgf - theta·alpha is convex and 0 at 0, so it changes sign once.
-    root = last_true(lambda theta: none | (noise.log_mgf(theta) <= theta * alpha), low, high)
-    return np.where(none, np.inf, root)[()]
+    # In units of the noise, so that neither tiny nor huge numbers get in the way.
+    unit = replace(noise, scale=1.0)  # pyright: ignore[reportArgumentType]
+    none = (scale == 0.0) | (unit.bound * np.where(scale == 0.0, 1.0, scale) <= alpha)
+    need(owner, "noise with exponential moments", np.isfinite(unit.proxy) | none, scale=scale)
+    with np.errstate(over="ignore", divide="ignore"):
+        # A smaller margin than the true one has a smaller rate, which is valid; beyond this nothing is left to gain.
+        margin = np.minimum(np.where(none, 0.5, alpha) / np.where(none, 1.0, scale), 1e100)
+        low = 2.0 * margin / unit.proxy
+        high = 2.0 * low
+        while np.any(below := unit.log_mgf(high) <= high * margin):
+            high = np.where(below, 2.0 * high, high)
+        # log-mgf - theta·alpha is convex and 0 at 0, so it changes sign once.
+        root = last_true(lambda theta: unit.log_mgf(theta) <= theta * margin, low, high)
+        return np.where(none, np.inf, root / np.where(none, 1.0, scale))[()]
 
 
 def lundberg_tail(x: Array, *, rate: Array) -> Array:
@@ -197,7 +204,7 @@ def _sum(x: Array, t: Array, alpha: Array, proxy: Array) -> Array:
         return 2.0 * np.exp(-((x[..., None] + j * alpha[..., None]) ** 2) / (2.0 * j * proxy[..., None]))
 
     def rest(n: np.ndarray) -> np.ndarray:
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             rate = alpha**2 / (2.0 * proxy)
             return np.where(rate > 0.0, 2.0 * np.exp(-alpha * x / proxy - n * rate) / np.expm1(rate), np.inf)
 
@@ -211,22 +218,47 @@ def _short(t: Array, alpha: Array, proxy: Array) -> tuple[np.ndarray, np.ndarray
     return short, np.where(short, t, 1.0)
 
 
-def _potential(alpha: Array, proxy: Array, value: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
-    """The smallest value(theta, M); infinite where alpha is 0."""
-    usable = np.where(alpha > 0.0, alpha, 1.0)
-    top = 2.0 * usable / proxy
+def _potential(
+    t: Array, alpha: Array, proxy: Array, value: Callable[[np.ndarray, np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """The smallest value(theta, log M_t) over theta."""
+    s = np.sqrt(proxy)
+    with np.errstate(divide="ignore"):
+        settled, free = 2.0 * alpha / proxy, 60.0 / (s * np.sqrt(t - 1.0))
+    # From a late step on only theta below 2·alpha/s² has a limit; before, the free walk's scale counts as well.
+    top = np.where(np.isfinite(t), np.maximum(settled, np.where(t > 1.0, free, 1.0 / s)), settled * (1.0 - 1e-6))
 
     def at(theta: np.ndarray) -> np.ndarray:
-        return value(theta, potential(theta**2 * proxy[..., None] / 2.0, theta * usable[..., None]))
+        return value(theta, log_potential(theta**2 * proxy[..., None] / 2.0, theta * alpha[..., None], t[..., None]))
 
-    return np.where(alpha > 0.0, lowest(at, top * 1e-3, top * (1.0 - 1e-6)), np.inf)
+    return lowest(at, top * 1e-4, top)
 
 
-def potential(growth: Array, shrink: Array) -> Array:
-    """The limit of E cosh(theta·|D_t|) from E' <= k·(q·E + 1 - q), where k = exp(growth) and q = exp(-shrink).
+def log_potential(growth: Array, shrink: Array, t: Array) -> Array:
+    """Log of M_t, the solution of M_{t+1} = k·(q·M_t + 1 - q) from M_1 = 1, with k = exp(growth), q = exp(-shrink).
 
-    Infinite unless kq < 1.
+    M_t = (kq)^(t-1) + k(1 - q)·((kq)^(t-1) - 1)/(kq - 1); for t = inf its limit, which is infinite unless kq < 1.
     """
+    rate = growth - shrink
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        limit = np.exp(growth) * np.expm1(-shrink) / np.expm1(growth - shrink)
-    return np.where(growth < shrink, limit, np.inf)
+        power = np.where(
+            np.isfinite(t), (np.where(np.isfinite(t), t, 2.0) - 1.0) * rate, np.where(rate < 0, -np.inf, np.inf)
+        )
+        # log of ((kq)^(t-1) - 1)/(kq - 1), from whichever side of kq = 1.
+        series = np.where(
+            rate > 0.0,
+            power + np.log(-np.expm1(-power)) - rate - np.log(-np.expm1(-rate)),
+            np.log(-np.expm1(power)) - np.log(-np.expm1(rate)),
+        )
+        series = np.where(np.abs(rate) < 1e-12, np.log(t - 1.0), series)
+        return np.logaddexp(power, growth + np.log(-np.expm1(-shrink)) + series)
+
+
+def arccosh_exp(y: Array) -> Array:
+    """arccosh(exp(y)) for y >= 0, without overflow."""
+    return np.maximum(y, 0.0) + np.log1p(np.sqrt(-np.expm1(-2.0 * np.maximum(y, 0.0))))
+
+
+def log_cosh(x: Array) -> Array:
+    """Log of cosh(x) for x >= 0, without overflow."""
+    return x + np.log1p(np.exp(-2.0 * x)) - math.log(2.0)

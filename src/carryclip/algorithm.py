@@ -166,13 +166,14 @@ def measure(xp: Any, rule: Rule, gradient: Any, carry: Any, dtype: Any) -> Sums:
 
 
 def decide(
-    xp: Any, rule: Rule, totals: Sums, radius: Any, feed: Feed | None, skip: Any, rounding: float = 0.0
+    xp: Any, rule: Rule, totals: Sums, radius: Any, feed: Feed | None, skip: Any, rounding: Any = 0.0
 ) -> tuple[Verdict, Feed | None]:
     """Scalars for each scope of a ``Norm``; ``totals`` and ``feed`` hold one entry per scope.
 
     The update is scale·s, so what is cut has norm ||s|| - radius and the policies need no further pass over memory.
-    Rounding the update to a narrower type moves it by up to ``rounding`` of its size (half an epsilon), and the carry
-    with it: limits allow for that, or a carry that may not grow would creep up bit by bit.
+    Rounding the update to a narrower type moves it by up to ``rounding`` of its size (half an epsilon; a number, or one
+    for each scope), and the carry with it: limits allow for that, or a carry that may not grow would creep up bit by
+    bit.
     """
     radius = _nonnegative(xp, radius)
     norm = xp.sqrt(totals.total_sq)
@@ -181,7 +182,8 @@ def decide(
     # NaN is above nothing, yet under "propagate" it must reach every coordinate, as it does in clip_grad_norm_.
     scale = xp.where(norm == norm, scale, norm)
     cut = xp.where(clipped, norm - radius, 0.0)
-    rest = cut + rounding * xp.where(clipped, radius, norm) if rounding else cut
+    exact = isinstance(rounding, float) and not rounding
+    rest = cut if exact else cut + rounding * xp.where(clipped, radius, norm)
     keep = None
     if isinstance(rule.carry, Leaky):
         keep = rule.carry.kappa

@@ -109,11 +109,16 @@ def _decide(
     rule: Rule, total: Sums, place: dict[int, int], radius: Any, gate: Feed | None, skip: Any, members: list
 ) -> tuple[Verdict, Feed | None]:
     """Scalars per vector, and the gate's memory moved on for those that take part."""
-    narrow = [float(jnp.finfo(job.gradient.dtype).eps) / 2 for job, _ in members if job.gradient.dtype != job.dtype]
+    rounding = dict.fromkeys(place, 0.0)
+    for job, _ in members:
+        if job.gradient.dtype != job.dtype:
+            rounding[job.leaf.scope] = max(rounding[job.leaf.scope], float(jnp.finfo(job.gradient.dtype).eps) / 2)
+    alike = len(set(rounding.values())) == 1
+    allowed = next(iter(rounding.values())) if alike else jnp.array(list(rounding.values()), total.total_sq.dtype)
     present = list(place)
     whole = gate is None or present == list(range(gate.count.shape[0]))
     feed = gate if whole or gate is None else Feed(*(x[jnp.array(present)] for x in gate))
-    verdict, moved = decide(xp, rule, total, radius, feed, skip, max(narrow, default=0.0))
+    verdict, moved = decide(xp, rule, total, radius, feed, skip, allowed)
     if gate is None or moved is None:
         return verdict, gate
     new = Feed(*(m.astype(old.dtype) for m, old in zip(moved, gate, strict=True)))

@@ -12,13 +12,23 @@ from carryclip.algorithm import NonFinite
 from carryclip.carry import CarryPolicy, check_policy
 from carryclip.diagnosis import warn_user
 from carryclip.torch import _layout, _targets
-from carryclip.torch._adopt import mend, take_over
+from carryclip.torch._adopt import drop_unused, mend, take_over
 from carryclip.torch._advice import Advice, Observer, check_observable
 from carryclip.torch._compiled import CompileMode, check_mode
 from carryclip.torch._engine import Engine, Report
 from carryclip.torch._hooks import Hooks
 from carryclip.torch._layout import Group, Leaf, RegionMap
-from carryclip.torch._state import PREFIX, STEPS, Ledger, OptimizerHome, OwnHome, params_of, read_storage, wide
+from carryclip.torch._state import (
+    PREFIX,
+    STEPS,
+    Ledger,
+    OptimizerHome,
+    OwnHome,
+    averages_of,
+    params_of,
+    read_storage,
+    wide,
+)
 from carryclip.torch._watch import Metrics, Watch, has_values
 
 
@@ -243,12 +253,20 @@ class UClip:
     def refresh(self) -> None:
         """Take in param groups that were added, and regions that were changed."""
         signature = self._shape_of_groups()
-        if signature == self._signature:
+        if len(signature) == len(self._signature) and all(map(_same, signature, self._signature)):
             return
         old = self._layout
         layout = _layout.build(self._groups, self.regions, self.carry_policy, self.nonfinite)
         _targets.claim(self, [leaf.param for leaf in layout.leaves], watch_only=self._observer is not None)
         self._layout, self._signature = layout, signature
+        kept = {leaf.param: leaf for leaf in layout.leaves}
+        _targets.release(self, [leaf.param for leaf in old.leaves if leaf.param not in kept])
+        for before in old.leaves:
+            leaf = kept.get(before.param)
+            if leaf is not None:
+                was, rule = old.rules[before.rule], layout.rules[leaf.rule]
+                if averages_of(was) != averages_of(rule):
+                    drop_unused(self._engine.home.peek(leaf.param), rule, keep_averages=False)
         self._engine.move(old, layout)
         self.ledger.fit(layout, old)
         self._link()
@@ -287,9 +305,10 @@ class UClip:
     def _params(self) -> list[Tensor]:
         return [leaf.param for leaf in self._layout.leaves]
 
-    def _shape_of_groups(self) -> list[Any]:
-        """Changes when groups or parameters do, or the region a group brings along."""
-        return [(tuple(map(id, group["params"])), id(group.get(_layout.GROUP_KEY, self))) for group in self._groups]
+    def _shape_of_groups(self) -> list[tuple[tuple[int, ...], Any]]:
+        """Changes when groups or parameters do, or the region a group brings along, which is held so that it stays."""
+        absent = RegionMap
+        return [(tuple(map(id, group["params"])), group.get(_layout.GROUP_KEY, absent)) for group in self._groups]
 
     def _link(self) -> None:
         """Share the scalars with the param groups, so that they are saved."""
@@ -370,7 +389,12 @@ class UClip:
         }
         if self._optimizers:
             return _attach_again, (self.optimizers, self.regions.default, options, self._removed)
-        return _make_explicit, (self._own_groups, self.regions.default, options, self.state_dict())
+        return _make_explicit, (self._own_groups, self.regions.default, options, self.state_dict(), self._removed)
+
+
+def _same(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
+    """Whether a group has the parameters and the region it had; an equal region may be another object by now."""
+    return one[0] == other[0] and one[1] is other[1]
 
 
 def _count(number: int, thing: str) -> str:
@@ -388,7 +412,11 @@ def _attach_again(optimizers: list[Optimizer], region: Any, options: dict[str, A
     return clipper
 
 
-def _make_explicit(groups: list[Group], region: Any, options: dict[str, Any], state: dict[str, Any]) -> UClip:
+def _make_explicit(
+    groups: list[Group], region: Any, options: dict[str, Any], state: dict[str, Any], removed: bool
+) -> UClip:
     clipper = UClip(groups, region, **options)
     clipper.load_state_dict(state)
+    if removed:
+        clipper.remove()
     return clipper

@@ -88,7 +88,7 @@ class Engine:
         """
         rules, step, device = layout.rules, self.ledger.steps, self.ledger.skipped.device
         # Everything that can fail for a reason of the user's comes before anything is written.
-        sizes = [rule.region.sizes(step) for rule in rules]
+        sizes = [tuple(map(_simple, rule.region.sizes(step))) for rule in rules]
         work = self._arrange(layout, sizes, grad_scale, in_place=self.write, inspect=inspect)
         if not work.slabs and not work.pieces:
             self.ledger.steps += 1
@@ -235,7 +235,9 @@ class Engine:
         if scope not in work.clear:
             seen = self._clear.get(scope)
             work.clear[scope] = seen is not None and all(
-                self._carry(param, carry.dtype) is carry and carry._version == version for param, carry, version in seen
+                # Only look: asking for the carry would make one of another type where the model was converted.
+                self.home.peek(param).get(KEYS["carry"]) is carry and carry._version == version
+                for param, carry, version in seen
             )
         return work.clear[scope]
 
@@ -353,7 +355,7 @@ class Engine:
         for leaves, gradient, dtype in done:
             scope = leaves[0].rule, leaves[0].scope
             own = verdicts.get(scope[0])
-            if own is None or scope in work.untouched:
+            if own is None or scope in work.untouched or layout.rules[scope[0]].nonfinite == "propagate":
                 continue
             self._clear.pop(scope, None)
             if dtype == gradient.dtype and not own.clips(scope[1]):
@@ -376,7 +378,9 @@ class Engine:
         """Write one piece; returns (square of what was dropped, diagnosis), each None if not asked for."""
         job = piece.jobs[0]
         own = verdicts.get(job.leaf.rule)
-        if own is not None and not inspect and self._is_inside(job.leaf, own, work):
+        # Under "zero" there may be entries to remove in a piece that is inside.
+        leave = own is not None and not inspect and job.rule.nonfinite != "zero"
+        if leave and own is not None and self._is_inside(job.leaf, own, work):
             return None, None
         verdict = None if own is None else own.of(job.leaf.scope, job.gradient.device, job.dtype)
         skip = None if skip is None else skip.to(piece.gradient.device, non_blocking=True)
@@ -441,6 +445,11 @@ class _Work:
         """Scopes whose carry is 0 and whose gradients are inside, so that nothing is written."""
         self.scratch: Scratch = {}
         self.clocks: dict[int, Age] = {}
+
+
+def _simple(size: Any) -> Any:
+    """A size without shape that is no tensor, such as NumPy's, as a plain number."""
+    return size if isinstance(size, (float, Tensor)) or getattr(size, "shape", None) != () else float(size)
 
 
 def _count_up(jobs: list[Job], skip: Tensor | None) -> None:

@@ -20,6 +20,7 @@ from carryclip.precision import truncate
 from carryclip.regions import Component
 from carryclip.torch._jobs import is_sharded, writable
 from carryclip.torch._layout import Leaf
+from carryclip.torch._namespace import squared_norm
 from carryclip.torch._state import wide
 
 SLAB = 1 << 20
@@ -177,7 +178,7 @@ def measure_norm(slab: Slab, scratch: Scratch, *, clear: bool) -> Sums:
         gradient, carry = end_to_end(slab.gradients), end_to_end(carries) if carries else None
     gradient = gradient.to(slab.dtype)
     total = gradient if carry is None else torch.add(gradient, carry, out=room(scratch, carry))
-    total_sq = torch.dot(total, total).item()
+    total_sq = squared_norm(total).item()
     bad = not math.isfinite(total_sq)
     if bad and slab.rule.nonfinite == "zero":
         raise UnsuitableError
@@ -185,7 +186,9 @@ def measure_norm(slab: Slab, scratch: Scratch, *, clear: bool) -> Sums:
         return Sums(bad, total_sq)
     if carry is None:
         return Sums(bad, total_sq, carry_sq=0.0, dot=0.0)
-    return Sums(bad, total_sq, carry_sq=torch.dot(carry, carry).item(), dot=torch.dot(gradient, carry).item())
+    # The sum has been measured, so that its memory may hold the product.
+    dot = torch.mul(gradient, carry, out=room(scratch, carry)).sum().item()
+    return Sums(bad, total_sq, carry_sq=squared_norm(carry).item(), dot=dot)
 
 
 def room(scratch: Scratch, like: Tensor) -> Tensor:
@@ -222,7 +225,9 @@ def clip_components(
     """
     narrow = slab.gradients[0].dtype
     radius = truncate(slab.radius, torch.finfo(narrow))
-    limit = min(radius, torch.finfo(narrow).max)
+    # Under "propagate" an infinite number goes on as it is, unless a narrower type would make one of a finite number.
+    open_ended = slab.rule.nonfinite == "propagate" and narrow == slab.dtype
+    limit = radius if open_ended else min(radius, torch.finfo(narrow).max)
     gradients, carries = slab.gradients, slab.carries
     notes = _Notes(slab, radius, scratch) if inspect else None
     if keep is not None:
@@ -264,14 +269,14 @@ class _Notes:
         self.usable = radius is not None and 0.0 < radius < math.inf
         self.scratch = scratch
         gradient = self._vector(slab.gradients)
-        self.grad_sq = self.total_sq = torch.dot(gradient, gradient)
+        self.grad_sq = self.total_sq = squared_norm(gradient)
         self.clipped: Any = 0.0
         self.fed: Any = 0.0
         self.weight: Any = 0.0
         if slab.carries:
             carry = self._vector(slab.carries)
             if radius is None:
-                self.fed, self.weight = torch.dot(gradient, carry), torch.dot(carry, carry)
+                self.fed, self.weight = torch.dot(gradient, carry), squared_norm(carry)
                 return
             self.weight = torch.abs(carry, out=room(scratch, carry)).sum()
             if self.usable:
@@ -284,7 +289,7 @@ class _Notes:
     def of_totals(self, totals: list[Tensor]) -> None:
         """G + carry is known."""
         total = self._vector(totals)
-        self.total_sq = torch.dot(total, total)
+        self.total_sq = squared_norm(total)
         if self.radius is not None:
             inside = torch.clamp(total, -self.radius, self.radius, out=room(self.scratch, total))
             cut = torch.sign(torch.sub(total, inside, out=inside), out=inside)
@@ -299,14 +304,14 @@ class _Notes:
         worst: Any = 0.0
         if slab.carries:
             carry = self._vector(slab.carries)
-            carry_sq = torch.dot(carry, carry)
+            carry_sq = squared_norm(carry)
             if self.usable and radius is not None:
                 low, high = torch.aminmax(carry)
                 worst = torch.maximum(-low, high) / radius
         return Diagnosis(
             grad_sq=self.grad_sq,
             total_sq=self.total_sq,
-            update_sq=torch.dot(update, update),
+            update_sq=squared_norm(update),
             carry_sq=carry_sq,
             radius_sq=0.0 if radius is None else radius * radius * size,
             clipped=self.clipped,

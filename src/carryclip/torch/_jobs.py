@@ -64,6 +64,10 @@ def open_job(leaf: Leaf, rule: Rule, entries: Entries, storage: Storage, *, writ
     assert gradient is not None
     dtype = wide(gradient.dtype)
     rows = None
+    if gradient.is_conj():  # autograd may leave the conjugation to whoever reads it
+        gradient = gradient.resolve_conj()
+        if write:
+            param.grad = gradient
     if gradient.layout == torch.strided:
         gradient = writable(param) if write and not gradient.is_contiguous() else gradient
     elif gradient.is_sparse:

@@ -7,6 +7,25 @@ import torch
 
 from carryclip._numpy import NumpyNamespace
 
+LONG = 1024
+"""Entries from which ``torch.dot`` loses more than a few units in the last place: it adds up in long chains."""
+ROW = 256
+
+
+def squared_norm(vector: torch.Tensor) -> torch.Tensor:
+    """The sum of squares of a vector, to a few units in the last place however long it is.
+
+    Rows are short enough for float32, and their sum is taken in float64: for a million entries torch.dot is off by
+    1e-4.
+    """
+    count = vector.numel()
+    if count < LONG or vector.dtype == torch.float64:
+        return torch.dot(vector, vector)
+    whole = count - count % ROW
+    rows = torch.linalg.vector_norm(vector[:whole].reshape(-1, ROW), dim=1).double()
+    rest = vector[whole:].double()
+    return (torch.dot(rows, rows) + torch.dot(rest, rest)).to(vector.dtype)
+
 
 class TorchNamespace:
     """The array functions ``carryclip.algorithm`` needs; everything stays on the tensors' device."""
@@ -32,8 +51,13 @@ class TorchNamespace:
     @staticmethod
     def inner(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """The sum of x·y; between vectors without an array in between, which a compiler does not make anyway."""
-        vectors = x.dim() == 1 and x.dtype == y.dtype and not torch.compiler.is_compiling()
-        return torch.dot(x, y) if vectors else torch.sum(x * y)
+        if torch.compiler.is_compiling():
+            # On the CPU compiled loops add up in long chains, which float64 forgives and memory hides the cost of.
+            return torch.sum(x * y, dtype=torch.float64).to(x.dtype) if x.is_cpu else torch.sum(x * y)
+        vectors = x.dim() == 1 and x.dtype == y.dtype
+        if vectors and (x is y or x.numel() < LONG):
+            return squared_norm(x) if x is y else torch.dot(x, y)
+        return torch.sum(x * y)
 
     @staticmethod
     def sums(terms: Iterable[Any], *, largest: bool) -> list[torch.Tensor]:

@@ -51,8 +51,9 @@ class Totals(NamedTuple):
 
     sums: Sums
     place: dict[int, int]
-    rounding: float
-    """How far, relative to its size, rounding to the narrowest gradient's type may move an update."""
+    rounding: Any
+    """How far, relative to its size, rounding to the narrowest gradient's type may move each scope's update; 0 if
+    none."""
 
 
 class Verdicts:
@@ -93,9 +94,14 @@ def totals_of(parts: list[Part], device: torch.device) -> Totals:
         column = [getattr(part.sums, name) for part in parts]
         return None if column[0] is None else _by_scope(column, where, len(place), device, dtype)
 
-    narrow = {part.gradients[0].dtype for part in parts if part.gradients[0].dtype != part.dtype}
+    rounding = [0.0] * len(place)
+    for part, k in zip(parts, where, strict=True):
+        kind = part.gradients[0].dtype
+        if kind != part.dtype:
+            rounding[k] = max(rounding[k], torch.finfo(kind).eps / 2)
     sums = Sums(None, total("total_sq"), total("carry_sq"), total("dot"))
-    return Totals(sums, place, max((torch.finfo(kind).eps / 2 for kind in narrow), default=0.0))
+    alike = len(set(rounding)) == 1  # nearly always, and then nothing has to reach the device
+    return Totals(sums, place, rounding[0] if alike else torch.tensor(rounding, device=device, dtype=dtype))
 
 
 def decided(
@@ -122,8 +128,9 @@ def _on_host(rule: Rule, part: Totals, radius: Any, feed: Feed | None) -> tuple[
     known = None if feed is None else Feed(*(x.numpy() for x in feed))
     if not isinstance(radius, float):
         radius = np.asarray(float(radius))
+    rounding = part.rounding if isinstance(part.rounding, float) else part.rounding.numpy()
     with np.errstate(all="ignore"):
-        verdict, moved = decide(host_xp, rule, sums, radius, known, None, part.rounding)
+        verdict, moved = decide(host_xp, rule, sums, radius, known, None, rounding)
     back = Verdict(*(torch.as_tensor(x) if isinstance(x, np.ndarray) else x for x in verdict))
     return back, None if moved is None else Feed(*(torch.as_tensor(x) for x in moved))
 

@@ -90,8 +90,13 @@ class OptimizerHome:
         return self._waiting.get(param) or self._state(param) or {}
 
     def settle(self, optimizer: Optimizer) -> None:
-        """Move waiting entries in, now that the optimizer has its own."""
+        """Move waiting entries in, now that the optimizer has its own.
+
+        A parameter without a gradient took no part in the step: if it has no state yet, it still has to be set up.
+        """
         for param in [p for p in self._waiting if self._owner[p]() is optimizer]:
+            if param.grad is None and not optimizer.state.get(param):
+                continue
             entries = self._waiting.pop(param)
             if entries:
                 optimizer.state[param].update(entries)

@@ -3,9 +3,8 @@
     python benchmarks/table.py            # print them
     python benchmarks/table.py --write    # put them into README and docs
 
-``theory.json`` is the same of ``carryclip bench --part theory``. To renew the results run ``carryclip bench --out
-DIR`` on a quiet machine, and copy ``DIR/bench.json`` to ``benchmarks/results.json`` and ``DIR/bench.svg`` to
-``docs/bench.svg``.
+To renew the results run ``carryclip bench --out DIR`` on a quiet machine, and copy ``DIR/bench.json`` to
+``benchmarks/results.json`` and ``DIR/bench.svg`` to ``docs/bench.svg``.
 """
 
 import json
@@ -14,7 +13,6 @@ import sys
 from pathlib import Path
 
 RESULTS = Path(__file__).with_name("results.json")
-THEORY = Path(__file__).with_name("theory.json")
 PAGES = [Path(__file__).parents[1] / name for name in ("README.md", "docs/speed.md")]
 SHOWN = (
     "clip_grad_norm_",
@@ -80,8 +78,7 @@ def optax(results: dict) -> str:
 
 def theory(results: dict) -> str:
     """The simulator: against a loop over seeds, and the paper's figures."""
-    own = json.loads(THEORY.read_text())
-    rows = {row["name"]: row for row in pick(own, "theory")}
+    rows = {row["name"]: row for row in pick(results, "theory")}
     loop, mine = rows["NumPy loop over seeds"], rows["carryclip.theory.simulate"]
     lines = ["| | |", "|---|---|"]
     speed = loop["milliseconds"] / mine["milliseconds"]
@@ -91,7 +88,7 @@ def theory(results: dict) -> str:
         for name, row in rows.items()
         if row["ratio"] is None
     ]
-    return "\n".join([*lines, "", f"`{own['setting']['command']}` on {own['setting']['cores']} cores, one run."])
+    return "\n".join(lines)
 
 
 def setting(results: dict) -> str:
@@ -99,7 +96,7 @@ def setting(results: dict) -> str:
     where = results["setting"]
     return (
         f"`{where['command']}` on {where['cores']} cores of an {where['processor']}, torch {where['torch']}, "
-        f"jax {where['jax']}: medians, timed by turns in one run"
+        f"jax {where['jax']}: medians, timed by turns in one run{'; ' + where['note'] if 'note' in where else ''}"
     )
 
 

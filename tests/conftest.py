@@ -13,5 +13,6 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # the tests are run side by side already
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "benchmarks")]
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the programs that tests start
 settings.register_profile("carryclip", deadline=None, derandomize=True)
 settings.load_profile("carryclip")

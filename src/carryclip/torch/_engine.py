@@ -72,6 +72,7 @@ class Engine:
         self.worth = WORTH
         self.bad_steps: Tensor | None = None
         """How often each clipped parameter was not finite."""
+        self._scratch: Scratch = {}
         self._skipping = True
         """Whether the last step may have been skipped."""
         self._clear: dict[tuple[int, int], list[tuple[Tensor, Tensor, int]]] = {}
@@ -177,7 +178,7 @@ class Engine:
         pieces = list(pieces_of(joint, longest, self.small))
         longest = COMPILED_CHUNK if compiled and host and inspect else longest
         pieces += pieces_of(alone, longest, self.small)
-        return _Work(slabs=slabs, jobs=jobs, pieces=pieces, host=host, compiled=compiled)
+        return _Work(slabs, jobs, pieces, self._scratch, host=host, compiled=compiled)
 
     def _large(self, layout: Layout, sizes: list[tuple[Any, ...]]) -> dict[int, int]:
         """Numbers of the parameters that are worth a compiled function, and how many entries their gradients have."""
@@ -218,7 +219,7 @@ class Engine:
             return _inplace.measure_norm(slab, work.scratch, clear=clear) if work.host else _inplace.measure_norms(slab)
         if rule.nonfinite == "propagate":
             return Sums()
-        return _inplace.look(slab) if work.host else Sums(bad=_inplace.bad_flags(slab))
+        return _inplace.look(slab, work.scratch) if work.host else Sums(bad=_inplace.bad_flags(slab))
 
     def _measure_piece(self, piece: Piece, work: "_Work") -> Sums:
         job, carry = piece.jobs[0], piece.buffers.carry
@@ -432,7 +433,9 @@ class Engine:
 class _Work:
     """The gradients of one step, arranged."""
 
-    def __init__(self, slabs: list[Slab], jobs: list[Job], pieces: list[Piece], *, host: bool, compiled: bool) -> None:
+    def __init__(
+        self, slabs: list[Slab], jobs: list[Job], pieces: list[Piece], scratch: Scratch, *, host: bool, compiled: bool
+    ) -> None:
         self.slabs = slabs
         self.jobs = jobs
         """What the pieces are cut from."""
@@ -443,7 +446,7 @@ class _Work:
         self.clear: dict[tuple[int, int], bool] = {}
         self.untouched: set[tuple[int, int]] = set()
         """Scopes whose carry is 0 and whose gradients are inside, so that nothing is written."""
-        self.scratch: Scratch = {}
+        self.scratch = scratch
         self.clocks: dict[int, Age] = {}
 
 

@@ -27,9 +27,11 @@ SLAB = 1 << 20
 """Entries worked on at a time on the CPU."""
 SMALL_MODEL = 1 << 20
 """Entries up to which a model's temporaries are not worth cutting it."""
+LARGE = 1 << 12
+"""Entries of a tensor, on average, from which fresh memory costs more than looking after the old."""
 ORDINARY = {Tensor, torch.nn.Parameter}
-Scratch = dict[torch.dtype, Tensor]
-"""Memory that one slab leaves to the next."""
+Scratch = dict[tuple[torch.dtype, str], Tensor]
+"""Memory that slabs and steps leave to the next ones: fresh memory costs more than what is written to it."""
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -149,10 +151,10 @@ class UnsuitableError(Exception):
     """There are numbers among the gradients that only the pure functions get right; nothing has been written."""
 
 
-def look(slab: Slab) -> Sums:
+def look(slab: Slab, scratch: Scratch) -> Sums:
     """Whether a slab on the host is finite: smallest and largest entry tell, and NaN is both."""
     gradients = slab.gradients
-    low, high = torch.aminmax(gradients[0] if len(gradients) == 1 else end_to_end(gradients))
+    low, high = torch.aminmax(_joined(gradients, scratch, "gradient"))
     low, high = low.item(), high.item()
     finite = math.isfinite(low) and math.isfinite(high)
     huge = finite and max(-low, high) > torch.finfo(slab.dtype).max ** 0.5 / 8
@@ -169,14 +171,11 @@ def bad_flags(slab: Slab) -> Tensor:
 def measure_norm(slab: Slab, scratch: Scratch, *, clear: bool) -> Sums:
     """The sums a ``Norm`` needs, as numbers; ``clear`` says that the carry is known to be 0 everywhere.
 
-    ``scratch`` keeps the one temporary for the next slab.
+    ``scratch`` keeps the temporaries for the next slab.
     """
     carries = [] if clear else slab.carries
-    if len(slab.gradients) == 1:
-        gradient, carry = slab.gradients[0].reshape(-1), carries[0].reshape(-1) if carries else None
-    else:
-        gradient, carry = end_to_end(slab.gradients), end_to_end(carries) if carries else None
-    gradient = gradient.to(slab.dtype)
+    gradient = _joined(slab.gradients, scratch, "gradient").to(slab.dtype)
+    carry = _joined(carries, scratch, "carry") if carries else None
     total = gradient if carry is None else torch.add(gradient, carry, out=room(scratch, carry))
     total_sq = squared_norm(total).item()
     bad = not math.isfinite(total_sq)
@@ -191,12 +190,23 @@ def measure_norm(slab: Slab, scratch: Scratch, *, clear: bool) -> Sums:
     return Sums(bad, total_sq, carry_sq=squared_norm(carry).item(), dot=dot)
 
 
-def room(scratch: Scratch, like: Tensor) -> Tensor:
-    """Memory for a vector like this one."""
-    kept = scratch.get(like.dtype)
-    if kept is None or kept.numel() < like.numel():
-        kept = scratch[like.dtype] = torch.empty_like(like)
-    return kept[: like.numel()]
+def room(scratch: Scratch, like: Tensor, use: str = "total", count: int | None = None) -> Tensor:
+    """Memory for a vector like this one, or of another length; one piece for each use."""
+    count = like.numel() if count is None else count
+    kept = scratch.get((like.dtype, use))
+    if kept is None or kept.numel() < count or kept.is_inference() != torch.is_inference_mode_enabled():
+        kept = scratch[like.dtype, use] = torch.empty(count, dtype=like.dtype, device=like.device)
+    return kept[:count]
+
+
+def _joined(tensors: list[Tensor], scratch: Scratch, use: str) -> Tensor:
+    """Tensors as one vector; where they are large, in memory that is there already."""
+    if len(tensors) == 1:
+        return tensors[0].reshape(-1)
+    count = sum(tensor.numel() for tensor in tensors)
+    if count < LARGE * len(tensors):
+        return end_to_end(tensors)
+    return torch.cat([tensor.reshape(-1) for tensor in tensors], out=room(scratch, tensors[0], use, count))
 
 
 def measure_norms(slab: Slab) -> Sums:

@@ -1,0 +1,114 @@
+"""A study as data: a TOML file of grids, each the product of its lists."""
+
+import itertools
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from carryclip.experiments.spec import Spec, check_keys
+
+_FIELDS = [field.name for field in fields(Spec)]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A named set of runs.
+
+    Attributes:
+        name: short, for files and the command line.
+        title: what it is.
+        tier: ``"smoke"``, ``"small"`` or ``"paper"``.
+        specs: every run once, in the order of the file.
+    """
+
+    name: str
+    title: str
+    tier: str
+    specs: tuple[Spec, ...]
+
+
+def load(source: str | Path) -> Study:
+    """A study that ships (by name) or one of your own (by path).
+
+    >>> study = load("cifar10-paper")
+    >>> study.tier, len(study.specs)
+    ('paper', 30750)
+    """
+    path = Path(source)
+    if path.suffix == ".toml":
+        if not path.is_file():
+            raise ValueError(f"There is no study file {path}.")
+        return read(path.read_text(encoding="utf-8"), str(path))
+    known = names()
+    if str(source) not in known:
+        raise ValueError(f"There is no study {str(source)!r}; there are {', '.join(known)}, or give a .toml file.")
+    return read((_folder() / f"{source}.toml").read_text(encoding="utf-8"), f"{source}.toml")
+
+
+def names() -> list[str]:
+    """The studies that ship."""
+    return sorted(entry.name.removesuffix(".toml") for entry in _folder().iterdir() if entry.name.endswith(".toml"))
+
+
+def read(text: str, where: str) -> Study:
+    """A study from TOML."""
+    try:
+        given = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{where} is no TOML: {error}.") from None
+    check_keys(where, given, ["name", "title", "tier", "defaults", "grid"])
+    for key in ("name", "tier", "grid"):
+        if key not in given:
+            raise ValueError(f"{where} lacks {key!r}.")
+    if given["tier"] not in ("smoke", "small", "paper"):
+        raise ValueError(f"{where}: tier must be 'smoke', 'small' or 'paper', got {given['tier']!r}.")
+    defaults = given.get("defaults", {})
+    check_keys(f"{where}, defaults", defaults, _FIELDS)
+    specs = itertools.chain.from_iterable(
+        _expanded({**defaults, **grid}, f"{where}, grid {number}") for number, grid in enumerate(given["grid"], 1)
+    )
+    return Study(given["name"], given.get("title", given["name"]), given["tier"], tuple(_once(specs)))
+
+
+def _once(specs: Iterable[Spec]) -> Iterator[Spec]:
+    """Each spec where it comes first; grids may overlap."""
+    seen: set[str] = set()
+    for spec in specs:
+        if spec.id not in seen:
+            seen.add(spec.id)
+            yield spec
+
+
+def _expanded(grid: Mapping[str, Any], where: str) -> Iterator[Spec]:
+    """All combinations of a grid's lists.
+
+    A table gives a value for each value of another key: {by = "batch", 1 = 100}.
+    """
+    check_keys(where, grid, _FIELDS)
+    tables = {key: value for key, value in grid.items() if isinstance(value, Mapping)}
+    lists = {key: value if isinstance(value, list) else [value] for key, value in grid.items() if key not in tables}
+    for key, values in lists.items():
+        if not values:
+            raise ValueError(f"{where}: {key} is an empty list.")
+    for combination in itertools.product(*lists.values()):
+        chosen = dict(zip(lists, combination, strict=True))
+        for key, table in tables.items():
+            chosen[key] = _looked_up(key, table, chosen, where)
+        yield Spec.read(chosen, where)
+
+
+def _looked_up(key: str, table: Mapping[str, Any], chosen: Mapping[str, Any], where: str) -> Any:
+    by = str(table.get("by"))
+    if by not in chosen:
+        raise ValueError(f'{where}: the table for {key} needs by = the key it depends on, such as by = "batch".')
+    value = table.get(str(chosen[by]))
+    if value is None:
+        raise ValueError(f"{where}: the table for {key} has no value for {by} = {chosen[by]!r}.")
+    return value
+
+
+def _folder() -> Any:
+    return resources.files("carryclip.experiments") / "studies"

@@ -1,0 +1,188 @@
+"""A run as data: everything that decides its result, and an id that follows from it."""
+
+import ast
+import dataclasses
+import difflib
+import hashlib
+import importlib
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import carryclip
+from carryclip.algorithm import Rule
+from carryclip.carry import CarryPolicy
+from carryclip.regions import Region
+
+TASKS = ("digits", "cifar10")
+OPTIMIZERS = ("sgd", "momentum", "adam")
+_WORDS = ("Component", "Norm", "Adaptive", "Sign", "Symmetric", "Welford", "EWMA", "Capped", "Leaky", "Gated")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """One training run.
+
+    Args:
+        task: data and network, ``"digits"`` or ``"cifar10"``.
+        optimizer: ``"sgd"``, ``"momentum"`` (0.9) or ``"adam"`` (0.9, 0.999).
+        lr: learning rate.
+        batch: examples per step; the last partial batch of an epoch is kept.
+        epochs: the most there may be.
+        seed: of weights and order.
+        region: where to clip, as one writes it: ``"Norm(0.5)"``; None for no clipping.
+        carry: ``"none"`` (plain clipping), ``"full"`` (U-Clip), or a policy: ``"Gated()"``.
+        examples: size of a stratified subset of the training set; None for all.
+        target: train accuracy at which a run is over.
+        method: ``"module:function"`` that attaches a method of your own, instead of region and carry.
+
+    >>> given = {"task": "digits", "optimizer": "sgd", "lr": 0.1, "batch": 16, "epochs": 30, "seed": 0}
+    >>> spec = Spec(**given, region="Norm(0.5)", carry="full")
+    >>> spec.region, spec.label, len(spec.id)
+    ("Norm(radius=0.5, over='all')", 'U-Clip', 16)
+    """
+
+    task: str
+    optimizer: str
+    lr: float
+    batch: int
+    epochs: int
+    seed: int
+    region: str | None = None
+    carry: str = "none"
+    examples: int | None = None
+    target: float = 0.99
+    method: str | None = None
+
+    def __post_init__(self) -> None:
+        _choice("task", self.task, TASKS)
+        _choice("optimizer", self.optimizer, OPTIMIZERS)
+        _number("lr", self.lr, above=0.0)
+        _number("target", self.target, above=0.0, most=1.0)
+        for name, least in (("batch", 1), ("epochs", 1), ("seed", 0), ("examples", 1)):
+            value = getattr(self, name)
+            if not (name == "examples" and value is None):
+                _whole(name, value, least)
+        if self.method is not None and (self.region is not None or self.carry != "none"):
+            raise ValueError("A spec with a method of its own has neither region nor carry.")
+        if self.region is None and self.carry != "none":
+            raise ValueError(f"There is no carry without a region: carry is {self.carry!r}.")
+        if self.region is not None:
+            region = parse(self.region)
+            if not isinstance(region, Region):
+                raise ValueError(f"region must be a region such as 'Norm(0.5)', got {self.region!r}.")
+            Rule(region, policy_of(self.carry))
+            object.__setattr__(self, "region", repr(region))
+        if self.carry not in ("none", "full"):
+            object.__setattr__(self, "carry", repr(policy_of(self.carry)))
+        object.__setattr__(self, "lr", float(self.lr))
+        object.__setattr__(self, "target", float(self.target))
+
+    @property
+    def canonical(self) -> str:
+        """The one way to write this spec down."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":"))
+
+    @property
+    def id(self) -> str:
+        """The same for equal specs, on every machine."""
+        return hashlib.sha256(self.canonical.encode()).hexdigest()[:16]
+
+    @property
+    def label(self) -> str:
+        """The method in a word or two."""
+        if self.method is not None:
+            return self.method.rpartition(":")[2]
+        if self.region is None:
+            return "none"
+        return {"none": "clip", "full": "U-Clip"}.get(self.carry, f"U-Clip, {self.carry.partition('(')[0]}")
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any], where: str = "spec") -> "Spec":
+        """From a mapping, with an error that names what is unknown or missing."""
+        check_keys(where, given, [field.name for field in dataclasses.fields(cls)])
+        missing = [
+            field.name
+            for field in dataclasses.fields(cls)
+            if field.default is dataclasses.MISSING and field.name not in given
+        ]
+        if missing:
+            raise ValueError(f"{where} lacks {', '.join(missing)}.")
+        try:
+            return cls(**given)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{where}: {error}") from None
+
+
+def check_keys(where: str, given: Mapping[str, Any], known: list[str]) -> None:
+    """Complain about a key that is not known, with the nearest that is."""
+    for key in given:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}."
+            raise ValueError(f"{where}: there is no {key!r}; {hint}")
+
+
+def parse(text: str) -> Any:
+    """A region or a policy from its text; nothing but carryclip's own words and literals is understood.
+
+    >>> parse("Adaptive(mean=1, std=2, moments=EWMA(0.95))")
+    Adaptive(mean=1, std=2, moments=EWMA(decay=0.95, debias=True), min_radius=0.0, include_current=False)
+    """
+    try:
+        return _value(ast.parse(text, mode="eval").body)
+    except (SyntaxError, TypeError, ValueError) as error:
+        raise ValueError(f"{text!r} is no region or policy: {error}") from None
+
+
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        if node.func.id not in _WORDS:
+            near = difflib.get_close_matches(node.func.id, _WORDS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(_WORDS)}."
+            raise ValueError(f"there is no {node.func.id}; {hint}")
+        named = {keyword.arg: _value(keyword.value) for keyword in node.keywords if keyword.arg is not None}
+        return getattr(carryclip, node.func.id)(*map(_value, node.args), **named)
+    return ast.literal_eval(node)
+
+
+def policy_of(carry: str) -> CarryPolicy:
+    """The carry policy that a spec names."""
+    if carry in ("none", "full"):
+        return carry == "full"
+    policy = parse(carry)
+    if not isinstance(policy, (carryclip.Capped, carryclip.Leaky, carryclip.Gated)):
+        raise ValueError(f"carry must be 'none', 'full' or a policy such as 'Gated()', got {carry!r}.")
+    return policy
+
+
+def load_method(path: str) -> Callable[..., Any]:
+    """The function behind ``"module:function"``."""
+    module, _, name = path.partition(":")
+    if not name:
+        raise ValueError(f"method must be 'module:function', got {path!r}.")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"The method {path!r} cannot be loaded: {error}.") from None
+
+
+def _choice(name: str, value: Any, known: tuple[str, ...]) -> None:
+    if value not in known:
+        near = difflib.get_close_matches(str(value), known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}."
+        raise ValueError(f"there is no {name} {value!r}; {hint}")
+
+
+def _number(name: str, value: Any, *, above: float, most: float = math.inf) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not above < value <= most or value == math.inf:
+        raise ValueError(
+            f"{name} must be a number above {above:g}{'' if most == math.inf else f' up to {most:g}'}, got {value!r}."
+        )
+
+
+def _whole(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a whole number, at least {least}; got {value!r}.")

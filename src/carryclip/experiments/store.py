@@ -1,0 +1,290 @@
+"""Where runs and results are kept: one SQLite file that several processes may work on and that a kill leaves whole.
+
+A run waits, is taken by one owner for a while (a lease that the owner renews), and is done once. What an owner writes
+after its lease went to another is refused, so that every run is accepted exactly once.
+"""
+
+import contextlib
+import json
+import math
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from carryclip.experiments.spec import Spec
+
+Outcome = Literal["reached", "not_reached", "diverged", "oom", "timeout", "crashed"]
+OUTCOMES: tuple[Outcome, ...] = ("reached", "not_reached", "diverged", "oom", "timeout", "crashed")
+VERSION = 1
+LEASE = 60.0
+"""Seconds for which a run belongs to whoever took it, unless renewed."""
+
+_SCHEMA = f"""
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS runs (
+    id TEXT PRIMARY KEY,
+    spec TEXT NOT NULL,
+    state TEXT NOT NULL DEFAULT 'waiting' CHECK (state IN ('waiting', 'running', 'done')),
+    owner TEXT,
+    lease REAL,
+    outcome TEXT CHECK (outcome IN ({", ".join(f"'{outcome}'" for outcome in OUTCOMES)})),
+    reached INTEGER,
+    seconds REAL,
+    message TEXT,
+    environment TEXT
+) STRICT;
+CREATE INDEX IF NOT EXISTS runs_by_state ON runs (state);
+CREATE TABLE IF NOT EXISTS studies (
+    name TEXT NOT NULL, position INTEGER NOT NULL, run TEXT NOT NULL REFERENCES runs (id),
+    PRIMARY KEY (name, run)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS studies_by_position ON studies (name, position);
+CREATE TABLE IF NOT EXISTS epochs (
+    run TEXT NOT NULL REFERENCES runs (id), epoch INTEGER NOT NULL,
+    loss REAL, running_accuracy REAL, train_accuracy REAL, test_accuracy REAL,
+    grad_norm REAL, carry_norm REAL, radius_norm REAL, clipped_fraction REAL, carry_feed REAL, seconds REAL,
+    PRIMARY KEY (run, epoch)
+) STRICT, WITHOUT ROWID;
+"""
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What is known of a run after one epoch; None for what there is not, such as a carry without clipping."""
+
+    epoch: int
+    loss: float | None = None
+    running_accuracy: float | None = None
+    train_accuracy: float | None = None
+    test_accuracy: float | None = None
+    grad_norm: float | None = None
+    carry_norm: float | None = None
+    radius_norm: float | None = None
+    clipped_fraction: float | None = None
+    carry_feed: float | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run as the store has it."""
+
+    spec: Spec
+    state: str
+    outcome: Outcome | None
+    reached: int | None
+    """The first epoch at the target."""
+    seconds: float | None
+    message: str | None
+    environment: dict[str, Any]
+
+
+class StoreError(RuntimeError):
+    """The file cannot be used as a store."""
+
+
+class Store:
+    """A store on disk, made if it is not there. One object per thread."""
+
+    def __init__(self, path: str | Path, *, create: bool = True) -> None:
+        self.path = Path(path)
+        if not create and not self.path.is_file():
+            raise StoreError(f"There is no store {self.path}; carryclip reproduce makes one.")
+        try:
+            self._db = sqlite3.connect(self.path, timeout=60.0, isolation_level=None)
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = NORMAL")
+            self._db.execute("PRAGMA foreign_keys = ON")
+            with self._transaction():
+                for statement in _SCHEMA.split(";\n"):
+                    if statement.strip():
+                        self._db.execute(statement)
+                self._db.execute("INSERT OR IGNORE INTO meta VALUES ('version', ?)", (str(VERSION),))
+        except sqlite3.DatabaseError as error:
+            raise StoreError(f"{self.path} cannot be opened as a store: {error}.") from None
+        found = self._db.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()[0]
+        if found != str(VERSION):
+            raise StoreError(
+                f"{self.path} was written by another version of carryclip (store {found}, here {VERSION})."
+            )
+
+    def close(self) -> None:
+        """Let the file go."""
+        self._db.close()
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """All or nothing, and no other writer in between."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield self._db
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    # ------------------------------------------------------------------ taking and finishing runs
+
+    def add(self, study: str, specs: Iterable[Spec]) -> int:
+        """Note the runs of a study; those that are there already are kept, whosever they are. How many are new."""
+        rows = [(spec.id, spec.canonical) for spec in specs]
+        with self._transaction() as db:
+            before = db.execute("SELECT count(*) FROM runs").fetchone()[0]
+            db.executemany("INSERT OR IGNORE INTO runs (id, spec) VALUES (?, ?)", rows)
+            places = [(study, position, run) for position, (run, _) in enumerate(rows)]
+            db.executemany("INSERT OR REPLACE INTO studies (name, position, run) VALUES (?, ?, ?)", places)
+            return db.execute("SELECT count(*) FROM runs").fetchone()[0] - before
+
+    def take(self, study: str, owner: str, *, limit: int = 1, lease: float = LEASE) -> list[Spec]:
+        """Take runs that wait, or whose owner let its lease pass, in the study's order."""
+        now = time.time()
+        with self._transaction() as db:
+            rows = db.execute(
+                "SELECT runs.id, runs.spec FROM studies JOIN runs ON runs.id = studies.run WHERE studies.name = ? AND "
+                "(runs.state = 'waiting' OR (runs.state = 'running' AND runs.lease < ?)) "
+                "ORDER BY studies.position LIMIT ?",
+                (study, now, limit),
+            ).fetchall()
+            mine = [(owner, now + lease, run) for run, _ in rows]
+            db.executemany("UPDATE runs SET state = 'running', owner = ?, lease = ? WHERE id = ?", mine)
+        return [Spec.read(json.loads(spec), run) for run, spec in rows]
+
+    def renew(self, owner: str, lease: float = LEASE) -> int:
+        """Keep what ``owner`` has taken; how many runs that are."""
+        with self._transaction() as db:
+            query = "UPDATE runs SET lease = ? WHERE owner = ? AND state = 'running'"
+            return db.execute(query, (time.time() + lease, owner)).rowcount
+
+    def give_back(self, owner: str) -> int:
+        """Let others have what ``owner`` has taken and not finished."""
+        with self._transaction() as db:
+            query = (
+                "UPDATE runs SET state = 'waiting', owner = NULL, lease = NULL WHERE owner = ? AND state = 'running'"
+            )
+            return db.execute(query, (owner,)).rowcount
+
+    def begin(self, run: str, owner: str, after: int = 0) -> bool:
+        """A run starts, or goes on after an epoch: what was written beyond it is forgotten.
+
+        False if the run is not the owner's.
+        """
+        with self._transaction() as db:
+            if not self._owns(run, owner):
+                return False
+            db.execute("DELETE FROM epochs WHERE run = ? AND epoch > ?", (run, after))
+            return True
+
+    def record(self, run: str, owner: str, epoch: Epoch) -> bool:
+        """Write one epoch; False, and nothing written, if the run is not the owner's."""
+        row = {name: _storable(value) for name, value in asdict(epoch).items()}
+        names = ", ".join(row)
+        marks = ", ".join(f":{name}" for name in row)
+        with self._transaction() as db:
+            if not self._owns(run, owner):
+                return False
+            db.execute(f"INSERT OR REPLACE INTO epochs (run, {names}) VALUES (:run, {marks})", {"run": run, **row})
+            return True
+
+    def finish(
+        self,
+        run: str,
+        owner: str,
+        outcome: Outcome,
+        *,
+        reached: int | None = None,
+        seconds: float | None = None,
+        message: str | None = None,
+        environment: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """Write how a run ended, which is final; False, and nothing written, if the run is not the owner's."""
+        told = json.dumps(dict(environment or {}), sort_keys=True)
+        with self._transaction() as db:
+            if not self._owns(run, owner):
+                return False
+            db.execute(
+                "UPDATE runs SET state = 'done', outcome = ?, reached = ?, seconds = ?, message = ?, environment = ?, "
+                "owner = NULL, lease = NULL WHERE id = ?",
+                (outcome, reached, _storable(seconds), message, told, run),
+            )
+            return True
+
+    def _owns(self, run: str, owner: str) -> bool:
+        row = self._db.execute("SELECT owner, state FROM runs WHERE id = ?", (run,)).fetchone()
+        return row == (owner, "running")
+
+    # ------------------------------------------------------------------ reading
+
+    def studies(self) -> list[str]:
+        """Names of all studies."""
+        return [name for (name,) in self._db.execute("SELECT DISTINCT name FROM studies ORDER BY name")]
+
+    def progress(self, study: str) -> Counter[str]:
+        """How many runs wait, run, and ended in which way."""
+        query = (
+            "SELECT coalesce(runs.outcome, runs.state), count(*) FROM studies JOIN runs ON runs.id = studies.run "
+            "WHERE studies.name = ? GROUP BY 1"
+        )
+        return Counter(dict(self._db.execute(query, (study,))))
+
+    def records(self, study: str) -> Iterator[Record]:
+        """The runs of a study in its order."""
+        query = (
+            "SELECT runs.spec, state, outcome, reached, seconds, message, environment FROM studies "
+            "JOIN runs ON runs.id = studies.run WHERE studies.name = ? ORDER BY studies.position"
+        )
+        for spec, state, outcome, reached, seconds, message, environment in self._db.execute(query, (study,)):
+            told = json.loads(environment or "{}")
+            yield Record(Spec.read(json.loads(spec)), state, outcome, reached, seconds, message, told)
+
+    def epochs(self, run: str) -> list[Epoch]:
+        """What was written of a run, epoch by epoch."""
+        names = ", ".join(field.name for field in fields(Epoch))
+        return [
+            Epoch(*row) for row in self._db.execute(f"SELECT {names} FROM epochs WHERE run = ? ORDER BY epoch", (run,))
+        ]
+
+    # ------------------------------------------------------------------ together
+
+    def merge(self, other: "Store") -> tuple[int, int]:
+        """Take over the studies, runs and results of another store: (runs new here, results new here).
+
+        A result that is here already stays: runs are deterministic, and the first is as good as the second.
+        """
+        with self._transaction() as db:
+            new = results = 0
+            for run, *row in other._db.execute(
+                "SELECT id, spec, state, outcome, reached, seconds, message, environment FROM runs"
+            ).fetchall():
+                new += db.execute("INSERT OR IGNORE INTO runs (id, spec) VALUES (?, ?)", (run, row[0])).rowcount
+                if (
+                    row[1] != "done"
+                    or db.execute("SELECT state FROM runs WHERE id = ?", (run,)).fetchone()[0] == "done"
+                ):
+                    continue
+                results += 1
+                db.execute(
+                    "UPDATE runs SET state = 'done', outcome = ?, reached = ?, seconds = ?, message = ?, "
+                    "environment = ?, owner = NULL, lease = NULL WHERE id = ?",
+                    (*row[2:], run),
+                )
+                db.execute("DELETE FROM epochs WHERE run = ?", (run,))
+                lines = other._db.execute("SELECT * FROM epochs WHERE run = ?", (run,)).fetchall()
+                db.executemany(f"INSERT INTO epochs VALUES ({', '.join('?' * 12)})", lines)
+            for name, position, run in other._db.execute("SELECT name, position, run FROM studies").fetchall():
+                db.execute("INSERT OR IGNORE INTO studies VALUES (?, ?, ?)", (name, position, run))
+        return new, results
+
+
+def _storable(value: Any) -> Any:
+    """SQLite makes NULL of NaN without a word; here that is meant: what is not a number is not known."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -143,6 +143,7 @@ def test_what_is_no_store_is_refused(tmp_path):
 
 WORKER = """
 import sys
+import time
 from carryclip.experiments.store import Epoch, Store
 path, owner = sys.argv[1:]
 store = Store(path)
@@ -150,6 +151,7 @@ while taken := store.take("study", owner, lease=0.5):
     for spec in taken:
         store.begin(spec.id, owner)
         for epoch in range(1, 6):
+            time.sleep(0.003)
             store.record(spec.id, owner, Epoch(epoch=epoch, loss=spec.seed + epoch / 10))
         store.finish(spec.id, owner, "reached", reached=spec.seed % 5 + 1)
 """
@@ -163,7 +165,7 @@ def test_killed_workers_lose_nothing_and_double_nothing(tmp_path):
     """Two at a time, killed at random moments, until all runs are done."""
     path, chance = tmp_path / "runs.sqlite", random.Random(0)
     with Store(path) as store:
-        store.add("study", specs(120))
+        store.add("study", specs(200))
         kills = 0
         for round_ in range(60):
             workers = [work(path, f"{round_}-{n}") for n in range(2)]
@@ -173,12 +175,12 @@ def test_killed_workers_lose_nothing_and_double_nothing(tmp_path):
                     os.kill(worker.pid, signal.SIGKILL)
                     kills += 1
                 worker.wait()
-            if store.progress("study")["reached"] == 120:
+            if store.progress("study")["reached"] == 200:
                 break
         time.sleep(0.6)
         assert work(path, "last").wait() == 0
         assert kills >= 4
-        assert store.progress("study") == Counter(reached=120)
+        assert store.progress("study") == Counter(reached=200)
         for record in store.records("study"):
             seed = record.spec.seed
             assert record.reached == seed % 5 + 1

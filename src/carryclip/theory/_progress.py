@@ -13,7 +13,7 @@ QUIET_INTERVAL = 30.0
 """Seconds between two lines where there is no terminal."""
 
 
-class ticker:  # noqa: N801 - used like a function
+class Ticker:
     """Call it with the number of steps done, inside a ``with`` block."""
 
     def __init__(self, progress: Progress, total: int, title: str):
@@ -22,7 +22,7 @@ class ticker:  # noqa: N801 - used like a function
         self.shown = progress is True
         self.next, self.stack = 0.0, contextlib.ExitStack()
 
-    def __enter__(self) -> "ticker":
+    def __enter__(self) -> "Ticker":
         if self.shown:
             self.report = self.stack.enter_context(_bar(self.title))
         self.next = time.monotonic() + self._pause()

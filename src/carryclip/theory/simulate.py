@@ -20,7 +20,7 @@ from carryclip._numpy import LanesNamespace
 from carryclip.algorithm import Buffers, Feed, Rule, apply, decide, measure
 from carryclip.carry import CarryPolicy
 from carryclip.regions import Component, Norm, Region, check_region
-from carryclip.theory._progress import Progress, ticker
+from carryclip.theory._progress import Progress, Ticker
 from carryclip.theory.noise import Noise
 from carryclip.theory.problems import Problem
 
@@ -179,7 +179,7 @@ def run(
     except ValueError:
         raise ValueError(f"run: start has shape {begin.shape}, which does not go with {shape}.") from None
     lanes.begin(shape)
-    tick = ticker(progress, steps, "simulating")
+    tick = Ticker(progress, steps, "simulating")
     rng = np.random.default_rng(seed)
     records = _Records(moments, shape, problem, paths)
     with np.errstate(over="ignore", invalid="ignore"), tick:

@@ -14,10 +14,15 @@ from collections import Counter
 
 import pytest
 
+from carryclip.experiments.grid import Study
 from carryclip.experiments.spec import Spec
 from carryclip.experiments.store import OUTCOMES, Epoch, Store, StoreError
 
 GIVEN = {"task": "digits", "optimizer": "sgd", "lr": 0.1, "batch": 16, "epochs": 3}
+
+
+def study(runs, name="study"):
+    return Study(name, f"All of {name}", "smoke", tuple(runs))
 
 
 def specs(count, first=0):
@@ -31,8 +36,8 @@ def store(tmp_path):
 
 
 def test_a_run_from_waiting_to_done(store):
-    assert store.add("study", specs(2)) == 2
-    assert store.add("study", specs(3)) == 1  # those that are there stay
+    assert store.add(study(specs(2), "study")) == 2
+    assert store.add(study(specs(3), "study")) == 1  # those that are there stay
     (spec,) = store.take("study", "me")
     assert spec == specs(1)[0]
     assert store.progress("study") == {"waiting": 2, "running": 1}
@@ -47,7 +52,7 @@ def test_a_run_from_waiting_to_done(store):
 
 
 def test_a_run_belongs_to_one_and_is_accepted_once(store):
-    store.add("study", specs(1))
+    store.add(study(specs(1), "study"))
     (spec,) = store.take("study", "first", lease=-1.0)  # its lease has passed already
     assert [taken.id for taken in store.take("study", "second")] == [spec.id]
     assert store.take("study", "third") == []
@@ -62,7 +67,7 @@ def test_a_run_belongs_to_one_and_is_accepted_once(store):
 
 
 def test_leases_are_renewed_and_given_back(store):
-    store.add("study", specs(2))
+    store.add(study(specs(2), "study"))
     store.take("study", "me", limit=2, lease=-1.0)
     assert store.renew("me") == 2
     assert store.take("study", "other", limit=2) == []
@@ -71,7 +76,7 @@ def test_leases_are_renewed_and_given_back(store):
 
 
 def test_a_run_that_goes_on_forgets_what_it_did_not_save(store):
-    store.add("study", specs(1))
+    store.add(study(specs(1), "study"))
     (spec,) = store.take("study", "me")
     for epoch in (1, 2, 3):
         store.record(spec.id, "me", Epoch(epoch=epoch, loss=1.0))
@@ -80,7 +85,7 @@ def test_a_run_that_goes_on_forgets_what_it_did_not_save(store):
 
 
 def test_what_is_no_number_is_not_known(store):
-    store.add("study", specs(1))
+    store.add(study(specs(1), "study"))
     (spec,) = store.take("study", "me")
     store.record(spec.id, "me", Epoch(epoch=1, loss=math.nan, grad_norm=math.inf))
     store.finish(spec.id, "me", "diverged", message="The loss is nan at step 7.")
@@ -89,8 +94,8 @@ def test_what_is_no_number_is_not_known(store):
 
 
 def test_studies_share_runs(store):
-    store.add("one", specs(3))
-    store.add("other", specs(3, first=1))
+    store.add(study(specs(3), "one"))
+    store.add(study(specs(3, first=1), "other"))
     (spec,) = store.take("other", "me")
     store.finish(spec.id, "me", "reached", reached=1)
     assert store.progress("one") == {"waiting": 2, "reached": 1}
@@ -99,7 +104,7 @@ def test_studies_share_runs(store):
 
 
 def test_every_outcome_and_no_other(store):
-    store.add("study", specs(len(OUTCOMES) + 1))
+    store.add(study(specs(len(OUTCOMES) + 1), "study"))
     for outcome in OUTCOMES:
         (spec,) = store.take("study", "me")
         assert store.finish(spec.id, "me", outcome)
@@ -110,9 +115,9 @@ def test_every_outcome_and_no_other(store):
 
 
 def test_merging_takes_over_what_is_new(store, tmp_path):
-    store.add("study", specs(3))
+    store.add(study(specs(3), "study"))
     with Store(tmp_path / "other.sqlite") as other:
-        other.add("study", specs(3, first=1))
+        other.add(study(specs(3, first=1), "study"))
         for name, seed in (("here", 1), ("there", 2)):
             opened = store if name == "here" else other
             wanted = specs(1, first=seed)[0]
@@ -165,7 +170,7 @@ def test_killed_workers_lose_nothing_and_double_nothing(tmp_path):
     """Two at a time, killed at random moments, until all runs are done."""
     path, chance = tmp_path / "runs.sqlite", random.Random(0)
     with Store(path) as store:
-        store.add("study", specs(200))
+        store.add(study(specs(200), "study"))
         kills = 0
         for round_ in range(60):
             workers = [work(path, f"{round_}-{n}") for n in range(2)]
@@ -199,7 +204,7 @@ def _take_all(path, owner, results):
 def test_no_run_is_taken_by_two(tmp_path):
     path = tmp_path / "runs.sqlite"
     with Store(path) as store:
-        store.add("study", specs(200))
+        store.add(study(specs(200), "study"))
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     workers = [context.Process(target=_take_all, args=(path, f"owner {n}", results)) for n in range(3)]

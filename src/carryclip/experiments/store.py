@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from carryclip.experiments.grid import Study
 from carryclip.experiments.spec import Spec
 
 Outcome = Literal["reached", "not_reached", "diverged", "oom", "timeout", "crashed"]
@@ -38,6 +39,7 @@ CREATE TABLE IF NOT EXISTS runs (
     environment TEXT
 ) STRICT;
 CREATE INDEX IF NOT EXISTS runs_by_state ON runs (state);
+CREATE TABLE IF NOT EXISTS titles (name TEXT PRIMARY KEY, title TEXT NOT NULL, tier TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS studies (
     name TEXT NOT NULL, position INTEGER NOT NULL, run TEXT NOT NULL REFERENCES runs (id),
     PRIMARY KEY (name, run)
@@ -135,13 +137,14 @@ class Store:
 
     # ------------------------------------------------------------------ taking and finishing runs
 
-    def add(self, study: str, specs: Iterable[Spec]) -> int:
+    def add(self, study: Study) -> int:
         """Note the runs of a study; those that are there already are kept, whosever they are. How many are new."""
-        rows = [(spec.id, spec.canonical) for spec in specs]
+        rows = [(spec.id, spec.canonical) for spec in study.specs]
         with self._transaction() as db:
+            db.execute("INSERT OR REPLACE INTO titles VALUES (?, ?, ?)", (study.name, study.title, study.tier))
             before = db.execute("SELECT count(*) FROM runs").fetchone()[0]
             db.executemany("INSERT OR IGNORE INTO runs (id, spec) VALUES (?, ?)", rows)
-            places = [(study, position, run) for position, (run, _) in enumerate(rows)]
+            places = [(study.name, position, run) for position, (run, _) in enumerate(rows)]
             db.executemany("INSERT OR REPLACE INTO studies (name, position, run) VALUES (?, ?, ?)", places)
             return db.execute("SELECT count(*) FROM runs").fetchone()[0] - before
 
@@ -228,6 +231,14 @@ class Store:
         """Names of all studies."""
         return [name for (name,) in self._db.execute("SELECT DISTINCT name FROM studies ORDER BY name")]
 
+    def title(self, study: str) -> tuple[str, str]:
+        """Title and tier of a study."""
+        row = self._db.execute("SELECT title, tier FROM titles WHERE name = ?", (study,)).fetchone()
+        if row is None:
+            known = ", ".join(self.studies()) or "none yet"
+            raise StoreError(f"{self.path} has no study {study!r}; it has {known}.")
+        return row
+
     def progress(self, study: str) -> Counter[str]:
         """How many runs wait, run, and ended in which way."""
         query = (
@@ -280,6 +291,8 @@ class Store:
                 db.execute("DELETE FROM epochs WHERE run = ?", (run,))
                 lines = other._db.execute("SELECT * FROM epochs WHERE run = ?", (run,)).fetchall()
                 db.executemany(f"INSERT INTO epochs VALUES ({', '.join('?' * 12)})", lines)
+            for row in other._db.execute("SELECT name, title, tier FROM titles").fetchall():
+                db.execute("INSERT OR IGNORE INTO titles VALUES (?, ?, ?)", row)
             for name, position, run in other._db.execute("SELECT name, position, run FROM studies").fetchall():
                 db.execute("INSERT OR IGNORE INTO studies VALUES (?, ?, ?)", (name, position, run))
         return new, results

@@ -44,7 +44,7 @@ def test_a_run_from_waiting_to_done(store):
     assert store.begin(spec.id, "me")
     epochs = [Epoch(epoch=1, loss=2.0, train_accuracy=0.5, seconds=0.1), Epoch(epoch=2, loss=1.0, train_accuracy=0.995)]
     assert all(store.record(spec.id, "me", epoch) for epoch in epochs)
-    assert store.finish(spec.id, "me", "reached", reached=2, seconds=0.2, environment={"torch": "2"})
+    assert store.finish(spec.id, "me", "reached", reached=2, environment={"torch": "2"})
     assert store.epochs(spec.id) == epochs
     record = next(iter(store.records("study")))
     assert (record.spec, record.outcome, record.reached, record.environment) == (spec, "reached", 2, {"torch": "2"})

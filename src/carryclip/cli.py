@@ -1,10 +1,10 @@
 """The command line. It starts fast: every command imports what it needs when it runs."""
 
 import sys
-from typing import Literal
+from typing import Annotated, Literal
 
 try:
-    from cyclopts import App
+    from cyclopts import App, Group, Parameter
 except ModuleNotFoundError:  # the library itself does not need it
     sys.exit('The command line needs a few more packages:\n\n    pip install "carryclip[experiments]"\n')
 
@@ -71,43 +71,205 @@ def bench(
     return main(quick=quick, part=part, model=model, repeats=repeats, compile=compile, jax=jax, out=out)
 
 
-Figure = Literal[
-    "theory", "aliasing", "quadratics", "bias", "carry-bounds", "adaptive-bounds", "regret", "norm-carry", "wind-up"
-]
+_Theory = Group("Figures of the theory", sort_key=2)
+_Studies = Group("Studies", sort_key=1)
+STORE, REPORT = "carryclip-store.sqlite", "carryclip-report"
 
 
 @app.command
 def reproduce(
-    figure: Figure,
-    /,
-    *,
-    steps: int = 10_000,
-    seeds: int = 1000,
-    points: int = 20,
-    seed: int = 0,
-    reading: Literal["noise", "gradient"] = "noise",
-    pooled: bool = False,
-    out: str = "carryclip-theory",
+    *what: str,
+    tier: Annotated[Literal["smoke", "small", "paper"] | None, Parameter(group=_Studies)] = None,
+    only: Annotated[list[str] | None, Parameter(group=_Studies)] = None,
+    engine: Annotated[Literal["local", "ray"], Parameter(group=_Studies)] = "local",
+    address: Annotated[str | None, Parameter(group=_Studies)] = None,
+    workers: Annotated[int | None, Parameter(group=_Studies)] = None,
+    threads: Annotated[int, Parameter(group=_Studies)] = 1,
+    device: Annotated[str, Parameter(group=_Studies)] = "cpu",
+    gpus: Annotated[float, Parameter(group=_Studies)] = 0.0,
+    timeout: Annotated[float | None, Parameter(group=_Studies)] = 24.0,
+    memory: Annotated[float | None, Parameter(group=_Studies)] = None,
+    store: Annotated[str, Parameter(group=_Studies)] = STORE,
+    resume: Annotated[bool, Parameter(group=_Studies)] = True,
+    theory: Annotated[str | None, Parameter(group=_Studies)] = None,
+    steps: Annotated[int, Parameter(group=_Theory)] = 10_000,
+    seeds: Annotated[int, Parameter(group=_Theory)] = 1000,
+    points: Annotated[int, Parameter(group=_Theory)] = 20,
+    seed: Annotated[int, Parameter(group=_Theory)] = 0,
+    reading: Annotated[Literal["noise", "gradient"], Parameter(group=_Theory)] = "noise",
+    pooled: Annotated[bool, Parameter(group=_Theory)] = False,
+    out: str | None = None,
 ) -> int:
-    """Redraw a figure of the paper's theory, or one it has no figure for; "theory" draws all of them.
+    """Do again what the paper did: a figure of its theory, or a study of training runs.
 
-    Each is saved as PNG, SVG and PDF with a caption and its data as CSV, and the paper's claims are judged by it. The
-    defaults are the paper's size; all figures take about a minute and a half.
+    A study goes on where it was stopped, and ends in a report: one HTML file. Figures of the theory are saved as PNG,
+    SVG and PDF with a caption and their data. Both judge the paper's claims by what they see.
 
     Args:
-        figure: which one.
-        steps: steps of each run, where the figure does not fix them (aliasing: 1500).
-        seeds: runs at each point.
+        what: a figure: aliasing, quadratics, bias, carry-bounds, adaptive-bounds, regret, norm-carry, wind-up, or
+            "theory" for all (a minute and a half); or studies: digits-smoke, cifar10-small, cifar10-slice,
+            cifar10-paper, or a .toml file of your own. "carryclip plan" says how long they take.
+        tier: all studies of a tier.
+        only: a part of a study: field=value or field=value,value; several times for several fields.
+        engine: "local" for processes on this machine, "ray" for a cluster.
+        address: of the Ray cluster; "auto" for one that runs here.
+        workers: runs at a time; as many as there are cores, or as the cluster has room for.
+        threads: of each worker; another number may change the last bits of results.
+        device: where to train, such as "cuda".
+        gpus: share of a GPU for each worker on a cluster.
+        timeout: hours after which a run is given up.
+        memory: GB that a worker may take before its run is given up.
+        store: file for the results.
+        resume: go on with the store that is there; --no-resume sets it aside.
+        theory: folder of the theory's figures, to have them in the report.
+        steps: steps of each simulation, where the figure does not fix them (aliasing: 1500).
+        seeds: simulations at each point.
         points: points of each sweep.
-        seed: of everything drawn at random.
+        seed: of everything that a simulation draws at random.
         reading: what G bounds: the noise, as the paper's sweep from 0.1 can only mean, or the gradient.
         pooled: also show the percentile over all times, not only at the last step.
-        out: folder for the figures.
+        out: folder for figures and report.
     """
-    from carryclip.experiments.theory.main import main
-    from carryclip.experiments.theory.study import Scale
+    if len(what) == 1 and what[0] in FIGURES:
+        from carryclip.experiments.theory.main import main as draw
+        from carryclip.experiments.theory.study import Scale
 
-    return main(figure, Scale(steps, seeds, points, seed, reading, pooled), out)
+        return draw(what[0], Scale(steps, seeds, points, seed, reading, pooled), out or "carryclip-theory")
+    from carryclip.experiments.reproduce import main, options_from
+
+    options = options_from(
+        engine=engine,
+        address=address,
+        workers=workers,
+        threads=threads,
+        device=device,
+        gpus=gpus,
+        timeout=timeout,
+        memory=memory,
+    )
+    return main(
+        what,
+        tier=tier,
+        only=only or [],
+        options=options,
+        store=store,
+        resume=resume,
+        out=out or REPORT,
+        theory=theory,
+    )
+
+
+FIGURES = (
+    "theory", "aliasing", "quadratics", "bias", "carry-bounds", "adaptive-bounds", "regret", "norm-carry", "wind-up"
+)  # fmt: skip
+
+
+@app.command
+def plan(
+    *what: str,
+    tier: Literal["smoke", "small", "paper"] | None = None,
+    store: str = STORE,
+    workers: int | None = None,
+    threads: int = 1,
+    device: str = "cpu",
+) -> int:
+    """Say what studies cost on this machine, from timing a few steps of each kind; all studies by default.
+
+    Args:
+        what: studies by name, or .toml files.
+        tier: all studies of a tier.
+        store: runs that are done in it already do not count.
+        workers: runs at a time; as many as there are cores.
+        threads: of each worker.
+        device: where to train.
+    """
+    from carryclip.experiments.plan import ask
+
+    return ask(what, tier=tier, store=store, workers=workers, threads=threads, device=device)
+
+
+@app.command
+def status(*, store: str = STORE, watch: bool = False, failed: bool = False) -> int:
+    """Say how far the studies of a store are.
+
+    Args:
+        store: the file.
+        watch: go on until all is done.
+        failed: instead, list the runs that failed, and why.
+    """
+    from carryclip.experiments.status import main
+
+    return main(store, watch=watch, failed=failed)
+
+
+@app.command
+def report(*study: str, store: str = STORE, theory: str | None = None, out: str = REPORT) -> int:
+    """Draw the figures of studies and put them into one HTML file, with the paper's claims judged.
+
+    Args:
+        study: which; all that the store has by default.
+        store: the file with the results, finished or not.
+        theory: folder that "carryclip reproduce theory" has written.
+        out: folder for the report and its figures.
+    """
+    from carryclip.experiments.report.build import main
+
+    return main(store, list(study), out, theory)
+
+
+@app.command
+def replay(run: str, /, *, store: str = STORE) -> int:
+    """Do one run again and compare every number with its record.
+
+    Args:
+        run: its id, or the beginning of it.
+        store: the file with the record.
+    """
+    from carryclip.experiments.replay import main
+
+    return main(run, store)
+
+
+@app.command
+def export(
+    *, store: str = STORE, out: str = "carryclip-export", format: list[Literal["csv", "parquet"]] | None = None
+) -> int:
+    """Write runs and epochs of a store as tables for other tools.
+
+    Args:
+        store: the file with the results.
+        out: folder for the tables.
+        format: "csv", "parquet"; both by default.
+    """
+    from carryclip.experiments.export import main
+
+    return main(store, out, format or ["csv", "parquet"])
+
+
+@app.command
+def merge(into: str, /, *others: str) -> int:
+    """Add the studies and results of other stores to one: what several machines have done, together.
+
+    Args:
+        into: the store that grows; made if it is not there.
+        others: the stores to take from; they stay as they are.
+    """
+    from carryclip.experiments.export import merge as main
+
+    return main(into, others)
+
+
+@app.command
+def data(name: Literal["cifar10"], /, *, source: Annotated[str | None, Parameter(name="--from")] = None) -> int:
+    """Get a data set and check it, so that studies find it.
+
+    Args:
+        name: which.
+        source: an existing copy: a folder, or the archive.
+    """
+    from carryclip.experiments.data import main
+
+    return main(name, source=source)
 
 
 @app.command

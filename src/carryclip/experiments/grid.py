@@ -2,7 +2,7 @@
 
 import itertools
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 from carryclip.experiments.spec import Spec, check_keys
 
-_FIELDS = [field.name for field in fields(Spec)]
+_FIELDS = [*(field.name for field in fields(Spec)), "typical"]
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,18 @@ class Study:
         title: what it is.
         tier: ``"smoke"``, ``"small"`` or ``"paper"``.
         specs: every run once, in the order of the file.
+        typical: epochs that each may be expected to take, for planning; by default all that it may take.
     """
 
     name: str
     title: str
     tier: str
     specs: tuple[Spec, ...]
+    typical: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.typical:
+            object.__setattr__(self, "typical", tuple(float(spec.epochs) for spec in self.specs))
 
 
 def load(source: str | Path) -> Study:
@@ -67,25 +73,20 @@ def read(text: str, where: str) -> Study:
         raise ValueError(f"{where}: tier must be 'smoke', 'small' or 'paper', got {given['tier']!r}.")
     defaults = given.get("defaults", {})
     check_keys(f"{where}, defaults", defaults, _FIELDS)
-    specs = itertools.chain.from_iterable(
+    runs = itertools.chain.from_iterable(
         _expanded({**defaults, **grid}, f"{where}, grid {number}") for number, grid in enumerate(given["grid"], 1)
     )
-    return Study(given["name"], given.get("title", given["name"]), given["tier"], tuple(_once(specs)))
+    once = {}
+    for spec, typical in runs:  # grids may overlap; a run stands where it comes first
+        once.setdefault(spec, typical)
+    title = given.get("title", given["name"])
+    return Study(given["name"], title, given["tier"], tuple(once), tuple(once.values()))
 
 
-def _once(specs: Iterable[Spec]) -> Iterator[Spec]:
-    """Each spec where it comes first; grids may overlap."""
-    seen: set[str] = set()
-    for spec in specs:
-        if spec.id not in seen:
-            seen.add(spec.id)
-            yield spec
-
-
-def _expanded(grid: Mapping[str, Any], where: str) -> Iterator[Spec]:
+def _expanded(grid: Mapping[str, Any], where: str) -> Iterator[tuple[Spec, float]]:
     """All combinations of a grid's lists.
 
-    A table gives a value for each value of another key: {by = "batch", 1 = 100}.
+    A table gives a value, or a list of them, for each value of another key: {by = "batch", 1 = 100}.
     """
     check_keys(where, grid, _FIELDS)
     tables = {key: value for key, value in grid.items() if isinstance(value, Mapping)}
@@ -95,9 +96,12 @@ def _expanded(grid: Mapping[str, Any], where: str) -> Iterator[Spec]:
             raise ValueError(f"{where}: {key} is an empty list.")
     for combination in itertools.product(*lists.values()):
         chosen = dict(zip(lists, combination, strict=True))
-        for key, table in tables.items():
-            chosen[key] = _looked_up(key, table, chosen, where)
-        yield Spec.read(chosen, where)
+        found = {key: _looked_up(key, table, chosen, where) for key, table in tables.items()}
+        for values in itertools.product(*(value if isinstance(value, list) else [value] for value in found.values())):
+            given = {**chosen, **dict(zip(found, values, strict=True))}
+            typical = given.pop("typical", None)
+            spec = Spec.read(given, where)
+            yield spec, float(min(typical or spec.epochs, spec.epochs))
 
 
 def _looked_up(key: str, table: Mapping[str, Any], chosen: Mapping[str, Any], where: str) -> Any:

@@ -115,6 +115,11 @@ class Spec:
         except (TypeError, ValueError) as error:
             raise ValueError(f"{where}: {error}") from None
 
+    @classmethod
+    def from_canonical(cls, text: str) -> "Spec":
+        """The spec that was written down so."""
+        return cls.read(json.loads(text))
+
 
 def check_keys(where: str, given: Mapping[str, Any], known: list[str]) -> None:
     """Complain about a key that is not known, with the nearest that is."""

@@ -10,7 +10,7 @@ import math
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -53,6 +53,9 @@ CREATE TABLE IF NOT EXISTS epochs (
 ) STRICT, WITHOUT ROWID;
 """
 
+_RECORD = "runs.spec, state, outcome, reached, seconds, message, environment"
+_RUNS = "studies JOIN runs ON runs.id = studies.run WHERE studies.name = ?"
+
 
 @dataclass(frozen=True)
 class Epoch:
@@ -94,6 +97,7 @@ class Store:
 
     def __init__(self, path: str | Path, *, create: bool = True) -> None:
         self.path = Path(path)
+        self._chosen = _RUNS
         if not create and not self.path.is_file():
             raise StoreError(f"There is no store {self.path}; carryclip reproduce makes one.")
         try:
@@ -153,14 +157,31 @@ class Store:
         now = time.time()
         with self._transaction() as db:
             rows = db.execute(
-                "SELECT runs.id, runs.spec FROM studies JOIN runs ON runs.id = studies.run WHERE studies.name = ? AND "
+                f"SELECT runs.id, runs.spec FROM {self._chosen} AND "
                 "(runs.state = 'waiting' OR (runs.state = 'running' AND runs.lease < ?)) "
                 "ORDER BY studies.position LIMIT ?",
                 (study, now, limit),
             ).fetchall()
             mine = [(owner, now + lease, run) for run, _ in rows]
             db.executemany("UPDATE runs SET state = 'running', owner = ?, lease = ? WHERE id = ?", mine)
-        return [Spec.read(json.loads(spec), run) for run, spec in rows]
+        return [Spec.from_canonical(spec) for _, spec in rows]
+
+    def restrict(self, runs: Iterable[str] | None) -> None:
+        """Take none but these from now on; None for all again. Other users of the file are not affected."""
+        self._db.execute("CREATE TEMP TABLE IF NOT EXISTS wanted (run TEXT PRIMARY KEY)")
+        with self._transaction() as db:
+            db.execute("DELETE FROM wanted")
+            db.executemany("INSERT INTO wanted VALUES (?)", [(run,) for run in runs or ()])
+        self._chosen = _RUNS if runs is None else f"{_RUNS} AND runs.id IN (SELECT run FROM wanted)"
+
+    def unfinished(self, study: str) -> int:
+        """How many runs that may be taken wait or run."""
+        return self._db.execute(f"SELECT count(*) FROM {self._chosen} AND runs.state != 'done'", (study,)).fetchone()[0]
+
+    def owners(self) -> list[str]:
+        """All that have taken runs and not finished them."""
+        rows = self._db.execute("SELECT DISTINCT owner FROM runs WHERE state = 'running'")
+        return [owner for (owner,) in rows]
 
     def renew(self, owner: str, lease: float = LEASE) -> int:
         """Keep what ``owner`` has taken; how many runs that are."""
@@ -168,13 +189,14 @@ class Store:
             query = "UPDATE runs SET lease = ? WHERE owner = ? AND state = 'running'"
             return db.execute(query, (time.time() + lease, owner)).rowcount
 
-    def give_back(self, owner: str) -> int:
-        """Let others have what ``owner`` has taken and not finished."""
+    def give_back(self, owner: str, run: str | None = None) -> int:
+        """Let others have what ``owner`` has taken and not finished: one run, or all; how many that are."""
         with self._transaction() as db:
             query = (
-                "UPDATE runs SET state = 'waiting', owner = NULL, lease = NULL WHERE owner = ? AND state = 'running'"
+                "UPDATE runs SET state = 'waiting', owner = NULL, lease = NULL "
+                "WHERE owner = ? AND state = 'running' AND id = coalesce(?, id)"
             )
-            return db.execute(query, (owner,)).rowcount
+            return db.execute(query, (owner, run)).rowcount
 
     def begin(self, run: str, owner: str, after: int = 0) -> bool:
         """A run starts, or goes on after an epoch: what was written beyond it is forgotten.
@@ -205,7 +227,6 @@ class Store:
         outcome: Outcome,
         *,
         reached: int | None = None,
-        seconds: float | None = None,
         message: str | None = None,
         environment: Mapping[str, Any] | None = None,
     ) -> bool:
@@ -215,9 +236,9 @@ class Store:
             if not self._owns(run, owner):
                 return False
             db.execute(
-                "UPDATE runs SET state = 'done', outcome = ?, reached = ?, seconds = ?, message = ?, environment = ?, "
-                "owner = NULL, lease = NULL WHERE id = ?",
-                (outcome, reached, _storable(seconds), message, told, run),
+                "UPDATE runs SET state = 'done', outcome = ?, reached = ?, message = ?, environment = ?, owner = NULL, "
+                "lease = NULL, seconds = (SELECT sum(seconds) FROM epochs WHERE run = runs.id) WHERE id = ?",
+                (outcome, reached, message, told, run),
             )
             return True
 
@@ -247,15 +268,33 @@ class Store:
         )
         return Counter(dict(self._db.execute(query, (study,))))
 
-    def records(self, study: str) -> Iterator[Record]:
-        """The runs of a study in its order."""
+    def done(self) -> set[str]:
+        """Ids of all runs that are done."""
+        return {run for (run,) in self._db.execute("SELECT id FROM runs WHERE state = 'done'")}
+
+    def under_way(self) -> dict[str, int]:
+        """How many epochs each run that is running has behind it."""
         query = (
-            "SELECT runs.spec, state, outcome, reached, seconds, message, environment FROM studies "
-            "JOIN runs ON runs.id = studies.run WHERE studies.name = ? ORDER BY studies.position"
+            "SELECT runs.id, coalesce((SELECT max(epoch) FROM epochs WHERE run = runs.id), 0) "
+            "FROM runs WHERE state = 'running'"
         )
-        for spec, state, outcome, reached, seconds, message, environment in self._db.execute(query, (study,)):
-            told = json.loads(environment or "{}")
-            yield Record(Spec.read(json.loads(spec)), state, outcome, reached, seconds, message, told)
+        return dict(self._db.execute(query))
+
+    def records(self, study: str, outcomes: Sequence[Outcome] | None = None) -> Iterator[Record]:
+        """The runs of a study in its order: all, or those that ended so."""
+        wanted = "" if outcomes is None else f" AND outcome IN ({', '.join('?' * len(outcomes))})"
+        query = f"SELECT {_RECORD} FROM {_RUNS}{wanted} ORDER BY studies.position"
+        for row in self._db.execute(query, (study, *(outcomes or ()))):
+            yield _read(row)
+
+    def record_of(self, run: str) -> Record:
+        """One run by its id."""
+        return _read(self._db.execute(f"SELECT {_RECORD} FROM runs WHERE id = ?", (run,)).fetchone())
+
+    def find(self, start: str) -> list[str]:
+        """Ids that start so."""
+        query = "SELECT id FROM runs WHERE substr(id, 1, length(?)) = ? ORDER BY id"
+        return [run for (run,) in self._db.execute(query, (start, start))]
 
     def epochs(self, run: str) -> list[Epoch]:
         """What was written of a run, epoch by epoch."""
@@ -296,6 +335,12 @@ class Store:
             for name, position, run in other._db.execute("SELECT name, position, run FROM studies").fetchall():
                 db.execute("INSERT OR IGNORE INTO studies VALUES (?, ?, ?)", (name, position, run))
         return new, results
+
+
+def _read(row: Sequence[Any]) -> Record:
+    spec, state, outcome, reached, seconds, message, environment = row
+    told = json.loads(environment or "{}")
+    return Record(Spec.from_canonical(spec), state, outcome, reached, seconds, message, told)
 
 
 def _storable(value: Any) -> Any:

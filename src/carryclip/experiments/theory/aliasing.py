@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from carryclip.experiments.claims import Claim
 from carryclip.experiments.theory import claims
 from carryclip.experiments.theory.study import Result, Scale, Study, Tick, panels, side_by_side
 from carryclip.regions import Component
@@ -67,7 +68,7 @@ def present(scale: Scale, seen: list[Simulation]) -> Result:
     right.set(xlabel="step", ylabel="x", title=f"Trajectories: mean of {scale.seeds} seeds, one seed, 5–95 %")
     right.legend(frameon=False, fontsize=8, title="mean at the end", title_fontsize=8)
     words = ", ".join(f"{name} {mean:.3f} ± {error:.3f}" for name, (mean, error) in ends.items())
-    claim = claims.Claim(
+    claim = Claim(
         "T1",
         "SGD and U-Clip reach the optimum, clipped SGD goes to another point",
         "1/4 and -1",

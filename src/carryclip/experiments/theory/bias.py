@@ -4,6 +4,7 @@ import functools
 
 import numpy as np
 
+from carryclip.experiments.claims import Claim
 from carryclip.experiments.theory import claims
 from carryclip.experiments.theory.study import LINES, Result, Scale, Study, Tick, panels, side_by_side, slope
 from carryclip.regions import Component
@@ -78,7 +79,7 @@ def present(scale: Scale, seen: list[Simulation]) -> Result:
     right.set_ylim(bottom=1e-5)
     size, bias = slopes["above"]
     ours = f"slope of E|carry| {size:+.2f}, of the average bias {bias:+.2f}, from t = {start:g} on"
-    claim = claims.Claim(
+    claim = Claim(
         "T3",
         "With the radius above the mean gradient the carry stays bounded, and the average bias vanishes like 1/t",
         "slopes 0 and -1",

@@ -1,23 +1,10 @@
-"""What the paper claims about its theory, and the rules by which figures are judged."""
+"""The rules by which figures of the theory are judged."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
-Verdict = Literal["holds", "holds in part", "inconclusive", "contradicted", "not run at this size"]
-
-
-@dataclass(frozen=True)
-class Claim:
-    """One line of the report: what the paper says, what was seen, and a verdict computed from the data."""
-
-    id: str
-    statement: str
-    paper: str
-    ours: str
-    verdict: Verdict
+from carryclip.experiments.claims import Verdict
 
 
 def reaches_optimum(

@@ -10,9 +10,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from carryclip import __version__
+from carryclip.experiments.claims import Claim
 from carryclip.experiments.output import make_folder, save_figure, save_rows
 from carryclip.experiments.theory import aliasing, bias, norm, quadratics, regret, sweeps, windup
-from carryclip.experiments.theory.claims import Claim
 from carryclip.experiments.theory.study import Result, Scale, Study
 
 STUDIES: dict[str, Study] = {
@@ -45,16 +45,17 @@ def main(name: str, scale: Scale, out: str) -> int:
     table = Table(title="The paper's claims", title_justify="left", show_lines=True)
     for column in ("", "the paper", "seen here", "verdict"):
         table.add_column(column)
+    command = f"carryclip reproduce {name}"
     judged: list[Claim] = []
     with _progress(console) as progress:
         for each in chosen:
             result, paths = reproduce(each, scale, folder, progress)
             console.print(f"[bold]{STUDIES[each].title}[/bold]: {', '.join(path.name for path in paths)}")
-            judged += result.claims
+            judged += [replace(claim, tier=scale.tier, seeds=scale.seeds, command=command) for claim in result.claims]
             for claim in result.claims:
                 said = f"{claim.statement} ({claim.paper})"
                 table.add_row(claim.id, said, claim.ours, f"[bold]{claim.verdict}[/bold]")
-    setting = {"command": f"carryclip reproduce {name}", "carryclip": __version__, **asdict(scale)}
+    setting = {"command": command, "carryclip": __version__, **asdict(scale)}
     record = {"setting": setting, "claims": [asdict(claim) for claim in judged]}
     (folder / "claims.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     if table.row_count:

@@ -4,6 +4,7 @@ import functools
 
 import numpy as np
 
+from carryclip.experiments.claims import Claim
 from carryclip.experiments.theory import claims
 from carryclip.experiments.theory.aliasing import LOOKS
 from carryclip.experiments.theory.study import Result, Scale, Study, Tick, panels, side_by_side
@@ -72,7 +73,7 @@ def present(scale: Scale, seen: list[Simulation]) -> Result:
         f"pull for 0.2 ≤ |x| ≤ 1 against SGD's: clipped {shares['clipped SGD']:.2f}, U-Clip "
         f"{shares['SGD + U-Clip']:.2f}; after {scale.steps} steps from {START}: {words} (mean ± deviation)"
     )
-    claim = claims.Claim(
+    claim = Claim(
         "T2",
         "Inside [-2, 2] clipped SGD has no pull to the optimum; U-Clip has",
         "every point is stationary for clipped SGD",

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from carryclip.experiments.claims import Claim
 from carryclip.experiments.theory import claims
 from carryclip.experiments.theory.study import LINES, Result, Scale, Study, Tick, panels, side_by_side
 from carryclip.theory import bounds
@@ -86,7 +87,7 @@ def present(scale: Scale, seen: list[Simulation]) -> Result:
     horizons = ", ".join(str(t) for t in HORIZONS if t in seen[0].times)
     ours = f"bound with the observed carry / regret at T = {horizons}: {'; '.join(words)}"
     verdict = claims.nearly_tight(ratios) if len(ratios) == 2 * len(HORIZONS) else "not run at this size"
-    claim = claims.Claim(
+    claim = Claim(
         "T6", "The regret bound is nearly tight once the observed carry is put in", "essentially tight", ours, verdict
     )
     caption = (

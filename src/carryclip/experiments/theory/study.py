@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from carryclip.experiments.theory.claims import Claim
+from carryclip.experiments.claims import Claim
 
 Reading = Literal["noise", "gradient"]
 Tick = Callable[[int, int], None]
@@ -30,6 +30,13 @@ class Scale:
     def enough(self) -> bool:
         """Whether the paper's claims can be judged by runs of this size."""
         return self.steps >= 2000 and self.seeds >= 200 and self.points >= 10
+
+    @property
+    def tier(self) -> str:
+        """``"paper"`` at the paper's size or above it, ``"small"`` below."""
+        whole = Scale()
+        enough = self.steps >= whole.steps and self.seeds >= whole.seeds and self.points >= whole.points
+        return "paper" if enough else "small"
 
     def bound(self, noise: Any) -> Any:
         """G for f(x) = |x| with noise of this size."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from carryclip.experiments.claims import Claim
 from carryclip.experiments.theory import claims
 from carryclip.experiments.theory.study import LINES, Result, Scale, Study, Tick, mark_no_op, panels, side_by_side
 from carryclip.theory import bounds
@@ -142,7 +143,7 @@ def present(sweeps: tuple[Sweep, ...], claim_id: str, scale: Scale, seen: list[S
         ]
     what = "γ = |ḡ| + βσ²" if sweeps[0].adaptive else "γ = |ḡ| + α"
     ours = f"printed bound / percentile along {'; along '.join(notes)}"
-    claim = claims.Claim(
+    claim = Claim(
         claim_id,
         f"The high-probability carry bound tracks the 99th percentile up to a constant, for {what}",
         "good agreement up to a constant scaling",

@@ -1,0 +1,83 @@
+"""How long steps take on this machine, measured with as many workers at once as there will be."""
+
+import itertools
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable, Iterable
+
+import torch
+from pebble import ProcessPool
+
+from carryclip.experiments import tasks, training
+from carryclip.experiments.cost import Rates, examples_of, method_of
+from carryclip.experiments.spec import Spec
+
+BUDGET = 0.25
+"""Seconds for each thing that is measured."""
+
+
+def calibrate(specs: Iterable[Spec], workers: int, threads: int = 1, device: str = "cpu") -> dict[str, Rates]:
+    """Rates by task."""
+    by_task: dict[str, list[Spec]] = {}
+    for spec in specs:
+        by_task.setdefault(spec.task, []).append(spec)
+    begun = time.perf_counter()
+    with ProcessPool(workers, context=multiprocessing.get_context("spawn")) as pool:
+        ready = [pool.schedule(_ready) for _ in range(workers)]
+        start = statistics.fmean(future.result() - begun for future in ready)
+        rates = {}
+        for task, mine in by_task.items():
+            futures = [pool.schedule(_measure, args=(mine, threads, device)) for _ in range(workers)]
+            rates[task] = _together([future.result() for future in futures], start)
+    return rates
+
+
+def _ready() -> float:
+    return time.perf_counter()
+
+
+def _together(measured: list[Rates], start: float) -> Rates:
+    """The mean of what the workers saw."""
+    return Rates(
+        step={batch: statistics.fmean(one.step[batch] for one in measured) for batch in measured[0].step},
+        method={method: statistics.fmean(one.method[method] for one in measured) for method in measured[0].method},
+        example=statistics.fmean(one.example for one in measured),
+        start=start + statistics.fmean(one.start for one in measured),
+    )
+
+
+def _measure(specs: list[Spec], threads: int, device: str) -> Rates:
+    torch.set_num_threads(threads)
+    begun = time.perf_counter()
+    task = tasks.load(specs[0].task, min(specs, key=examples_of).examples, device)
+    loaded = time.perf_counter() - begun
+    bare = Spec(task=specs[0].task, optimizer="sgd", lr=1e-6, batch=1, epochs=1, seed=0)
+    batches = sorted({spec.batch for spec in specs})
+    step = {batch: _step(task, bare, min(batch, task.chunk)) * max(1.0, batch / task.chunk) for batch in batches}
+    least = min(batches[0], task.chunk)
+    methods = {method_of(spec): spec for spec in specs}
+    method = {key: max(0.0, _step(task, spec, least) - step[batches[0]]) for key, spec in methods.items()}
+    net = training.start(bare, task, device).net
+    part = slice(0, 5 * task.chunk)
+    images, labels = task.images[part], task.labels[part]
+    evaluate = _timed(lambda: training.accuracy_of(net, images, labels, task.chunk))
+    return Rates(step=step, method=method, example=evaluate / len(labels), start=loaded)
+
+
+def _step(task: tasks.Task, spec: Spec, batch: int) -> float:
+    """Seconds of a step by a spec's method at another batch size."""
+    run = training.start(spec, task)
+    rows = torch.randperm(len(task.labels))[: 10 * batch].split(batch)
+    return _timed(lambda: training.steps(task, run, rows)) / len(rows)
+
+
+def _timed(function: Callable[[], object]) -> float:
+    """The median over as many calls as the budget allows, after one that does not count."""
+    function()
+    times: list[float] = []
+    for _ in itertools.takewhile(lambda _: sum(times) < BUDGET, itertools.count()):
+        begun = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - begun)
+    return statistics.median(times)

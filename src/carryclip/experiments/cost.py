@@ -1,0 +1,51 @@
+"""What a run costs: a model of seconds per epoch, its rates guessed for weighing or measured for planning."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from carryclip.experiments.spec import Spec
+
+EXAMPLES = {"digits": 1438, "cifar10": 50_000}
+Method = tuple[str, str | None, str, str | None]
+
+
+def method_of(spec: Spec) -> Method:
+    """What besides the batch decides how long a step takes."""
+    return spec.optimizer, spec.region, spec.carry, spec.method
+
+
+def examples_of(spec: Spec) -> int:
+    """Size of the training set."""
+    return spec.examples if spec.examples is not None else EXAMPLES[spec.task]
+
+
+def steps_of(spec: Spec) -> int:
+    """Steps per epoch."""
+    return math.ceil(examples_of(spec) / spec.batch)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Seconds on some machine, with as many workers as there are to be."""
+
+    step: Mapping[int, float]
+    """Of a step without clipping by SGD, by batch size."""
+    method: Mapping[Method, float]
+    """That a method adds to it."""
+    example: float
+    """Of evaluating one example."""
+    start: float = 0.0
+    """Before a worker's first step."""
+    test: Mapping[str, int] = field(default_factory=lambda: {"digits": 359, "cifar10": 10_000})
+
+    def seconds(self, spec: Spec, epochs: float) -> float:
+        """For a run of so many epochs."""
+        step = self.step[spec.batch] + self.method.get(method_of(spec), 0.0)
+        return epochs * (steps_of(spec) * step + examples_of(spec) * self.example) + self.test[spec.task] * self.example
+
+
+def weight(spec: Spec, epochs: float) -> float:
+    """A guess at the cost of a run in no particular unit, for weighing runs against each other."""
+    per_example, per_step = {"digits": (1e-5, 1e-3), "cifar10": (1.2e-3, 5e-3)}[spec.task]
+    return epochs * (examples_of(spec) * per_example + steps_of(spec) * per_step) + 0.2

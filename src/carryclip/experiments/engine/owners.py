@@ -1,0 +1,62 @@
+"""Who has taken a run: a name that tells whether its bearer can still be alive, and a heart that keeps leases."""
+
+import os
+import socket
+import threading
+import uuid
+
+from carryclip.experiments.store import LEASE, Store
+
+
+def new_owner() -> str:
+    """A name for this process that no other has."""
+    return f"{_here()}/{os.getpid()}/{uuid.uuid4().hex[:12]}"
+
+
+def _here() -> str:
+    """This machine, or the container on it whose process ids mean something here."""
+    try:
+        names = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        names = "-"
+    return f"{socket.gethostname()}/{names}"
+
+
+def is_dead(owner: str) -> bool:
+    """True if the owner was a process of this machine that is no more; of others nothing is known."""
+    where, pid, _ = owner.rsplit("/", 2)
+    if where != _here():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
+def free_the_dead(store: Store) -> int:
+    """Give back at once what processes of this machine held when they were killed; how many runs that are."""
+    return sum(store.give_back(owner) for owner in store.owners() if is_dead(owner))
+
+
+class Heart:
+    """Renews the leases of an owner in the background, as long as it beats."""
+
+    def __init__(self, path: str, owner: str, lease: float = LEASE) -> None:
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat, args=(path, owner, lease), daemon=True)
+
+    def __enter__(self) -> "Heart":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _beat(self, path: str, owner: str, lease: float) -> None:
+        with Store(path) as store:
+            while not self._stop.wait(lease / 4):
+                store.renew(owner, lease)

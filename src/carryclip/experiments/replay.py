@@ -1,0 +1,67 @@
+"""The command behind ``carryclip replay``: one run again, compared with its record bit by bit."""
+
+from dataclasses import fields
+
+from rich.console import Console
+from rich.table import Table
+
+from carryclip.experiments.engine import work
+from carryclip.experiments.status import find
+from carryclip.experiments.store import Epoch, Store, StoreError
+from carryclip.experiments.training import End
+
+COMPARED = [field.name for field in fields(Epoch) if field.name != "seconds"]
+
+
+def main(start: str, path: str) -> int:
+    """0 if every number is the same, 1 if one differs, 2 if there is nothing to compare with."""
+    console = Console()
+    try:
+        with Store(path, create=False) as store:
+            run = find(store, start)
+            record = store.record_of(run)
+            recorded = store.epochs(run)
+    except StoreError as error:
+        console.print(f"[red]{error}", highlight=False)
+        return 2
+    if record.outcome is None:
+        console.print(f"[red]Run {run} is not done yet; see carryclip status --store {path}", highlight=False)
+        return 2
+    threads = int(record.environment.get("threads", 1))
+    setting = work.Setting(threads=threads, device=record.environment.get("device", "cpu"))
+    console.print(f"{run}: {record.spec.canonical}", highlight=False)
+    again: list[Epoch] = []
+    end: End | None = None
+    with console.status("Training ...") as status:
+        for event in work.events(record.spec, setting):
+            if isinstance(event, End):
+                end = event
+                break
+            again.append(event)
+            status.update(f"Training: epoch {event.epoch} of {len(recorded)}")
+    different = differences(recorded, again)
+    if end is not None and (end.outcome, end.reached) != (record.outcome, record.reached):
+        console.print(f"[red]It ended otherwise: recorded {record.outcome}, now {end.outcome}.")
+    elif not different:
+        console.print(f"Every number of its {len(recorded)} epochs is the same.")
+        return 0
+    table = Table("epoch", "number", "recorded", "now", title="What differs", title_justify="left")
+    for epoch, name, before, now in different[:20]:
+        table.add_row(str(epoch), name, repr(before), repr(now))
+    console.print(table)
+    here = work.environment(setting)
+    for key, value in record.environment.items():
+        if here.get(key) != value and key != "commit":
+            console.print(f"Recorded with {key} {value}, here {here.get(key)}.", highlight=False)
+    return 1
+
+
+def differences(recorded: list[Epoch], again: list[Epoch]) -> list[tuple[int, str, object, object]]:
+    """(epoch, number, before, now) of all that is not the same to the last bit."""
+    found: list[tuple[int, str, object, object]] = []
+    if len(recorded) != len(again):
+        found.append((0, "epochs", len(recorded), len(again)))
+    for before, now in zip(recorded, again, strict=False):
+        pairs = [(name, getattr(before, name), getattr(now, name)) for name in COMPARED]
+        found += [(before.epoch, name, one, other) for name, one, other in pairs if one != other]
+    return found

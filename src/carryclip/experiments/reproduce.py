@@ -1,0 +1,141 @@
+"""The command behind ``carryclip reproduce``: figures of the theory and studies by name, by tier or from a file."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from carryclip.experiments import grid
+from carryclip.experiments.engine.supervise import Options, supervise
+from carryclip.experiments.output import make_folder
+from carryclip.experiments.spec import Spec, check_keys
+from carryclip.experiments.store import StoreError
+
+
+class InputError(ValueError):
+    """Something on the command line that cannot be meant."""
+
+
+def studies(what: Sequence[str], tier: str | None) -> list[grid.Study]:
+    """The studies that are named or have the tier, each once."""
+    tiers = ("smoke", "small", "paper")
+    if tier is not None and tier not in tiers:
+        raise InputError(f"There is no tier {tier!r}; there are {', '.join(tiers)}.")
+    named = [grid.load(name) for name in dict.fromkeys(what)]
+    tiered = [study for study in map(grid.load, grid.names()) if study.tier == tier] if tier else []
+    chosen = list({study.name: study for study in (*named, *tiered)}.values())
+    if not chosen:
+        raise InputError(f"Which study? There are {', '.join(grid.names())}; or --tier smoke, or a .toml file.")
+    return chosen
+
+
+def restriction(only: Sequence[str]) -> dict[str, set[str]]:
+    """``["optimizer=sgd,adam", "batch=50"]`` as a mapping from field to wanted values."""
+    wanted: dict[str, set[str]] = {}
+    known = [field.name for field in fields(Spec)]
+    for each in only:
+        key, equals, values = each.partition("=")
+        if not equals or not values:
+            raise InputError(f"--only wants field=value, such as optimizer=sgd,adam; got {each!r}.")
+        check_keys("--only", {key: values}, known)
+        wanted[key] = {_canonical(key, value.strip()) for value in _split(values)}
+    return wanted
+
+
+def _split(values: str) -> list[str]:
+    """At commas, but not at those inside parentheses."""
+    parts, depth = [""], 0
+    for letter in values:
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
+
+
+def _canonical(key: str, value: str) -> str:
+    """A value as a spec would have it, for comparing."""
+    from carryclip.experiments.spec import parse
+
+    try:
+        if key in ("lr", "target"):
+            return str(float(value))
+        if key in ("region", "carry") and "(" in value:
+            return repr(parse(value))
+    except ValueError as error:
+        raise InputError(f"--only {key}: {error}") from None
+    return value
+
+
+def main(
+    what: Sequence[str],
+    *,
+    tier: str | None,
+    only: Sequence[str],
+    options: Options,
+    store: str,
+    resume: bool,
+    out: str,
+    theory: str | None = None,
+) -> int:
+    """Run studies and build the report."""
+    console = Console()
+    try:
+        chosen, wanted = studies(what, tier), restriction(only)
+        _check(chosen, wanted)
+    except ValueError as error:
+        console.print(f"[red]{error}", highlight=False)
+        return 2
+    folder = make_folder(out, console)
+    path = Path(store)
+    if folder is None or make_folder(str(path.parent), console) is None:
+        return 2
+    try:
+        if not resume:
+            _set_aside(path, console)
+        code = supervise(chosen, path, options, console, wanted)
+    except StoreError as error:
+        console.print(f"[red]{error}", highlight=False)
+        return 2
+    if code == 130:
+        return code
+    from carryclip.experiments.report.build import main as report
+
+    return report(store, [study.name for study in chosen], out, theory) or code
+
+
+def _check(chosen: Sequence[grid.Study], wanted: dict[str, set[str]]) -> None:
+    """Before anything starts: is there something to do, and the data for it?"""
+    from carryclip.experiments.engine.supervise import matches
+
+    if not any(matches(spec, wanted) for study in chosen for spec in study.specs):
+        raise InputError("No run is left by --only; carryclip plan shows what the studies have.")
+    if any(spec.task == "cifar10" for study in chosen for spec in study.specs):
+        from carryclip.experiments.data import DataError, load_cifar10
+
+        try:
+            load_cifar10()
+        except DataError as error:
+            raise InputError(str(error)) from None
+
+
+def _set_aside(path: Path, console: Console) -> None:
+    """Begin anew without losing what there is."""
+    if not path.exists():
+        return
+    aside = path.with_name(f"{path.stem}-until-{time.strftime('%Y%m%d-%H%M%S')}{path.suffix}")
+    for ending in ("", "-wal", "-shm"):
+        part = path.with_name(path.name + ending)
+        if part.exists():
+            part.rename(aside.with_name(aside.name + ending))
+    console.print(f"The old store is now {aside}.", highlight=False)
+
+
+def options_from(**given: Any) -> Options:
+    """Options with the command line's units turned into ours."""
+    hours = given.pop("timeout")
+    return Options(timeout=None if hours is None else hours * 3600.0, **given)

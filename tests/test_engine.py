@@ -1,0 +1,243 @@
+"""The engine: whatever happens to workers and supervisors, every run is done once and the study finishes."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from carryclip.experiments import grid
+from carryclip.experiments.engine import owners
+from carryclip.experiments.store import Store
+
+HERE = Path(__file__).parent
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+SUPERVISE = """
+import sys
+from pathlib import Path
+from rich.console import Console
+from carryclip.experiments import grid
+from carryclip.experiments.engine.supervise import Options, supervise
+
+if __name__ == "__main__":
+    options = Options(**eval(sys.argv[3]))
+    sys.exit(supervise([grid.load(sys.argv[1])], Path(sys.argv[2]), options, Console()))
+"""
+
+
+def study_file(folder, text, name="study"):
+    head = 'task = "digits"\noptimizer = "sgd"\nlr = 0.1\nbatch = 64\n'
+    path = folder / f"{name}.toml"
+    path.write_text(f'name = "{name}"\ntier = "smoke"\n[defaults]\n{head}{text}', encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def small(tmp_path):
+    """Eight runs of a few seconds in all."""
+    return study_file(tmp_path, 'seed = [0, 1]\nepochs = 4\n[[grid]]\n[[grid]]\nregion = "Norm(0.5)"\n'
+                      'carry = ["none", "full", "Gated()"]\n')  # fmt: skip
+
+
+def supervisor(folder, study, store, **options):
+    """A supervisor in a process of its own, in a session of its own."""
+    script = folder / "supervise.py"
+    script.write_text(SUPERVISE, encoding="utf-8")
+    arguments = [sys.executable, str(script), str(study), str(store), repr(options)]
+    return subprocess.Popen(
+        arguments, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder
+    )
+
+
+def run_study(folder, study, store, **options):
+    process = supervisor(folder, study, store, **options)
+    out, _ = process.communicate(timeout=300)
+    return process.returncode, out
+
+
+def rows(store, study="study"):
+    """All that must not depend on luck: specs, outcomes, metrics."""
+    with Store(store, create=False) as opened:
+        found = {}
+        for record in opened.records(study):
+            epochs = [{**vars(epoch), "seconds": None} for epoch in opened.epochs(record.spec.id)]
+            found[record.spec.id] = (record.spec, record.outcome, record.reached, epochs)
+        return found
+
+
+def test_a_study_runs_to_its_end_and_a_second_time_has_nothing_to_do(tmp_path, small):
+    code, out = run_study(tmp_path, small, tmp_path / "a.sqlite")
+    assert code == 0, out
+    found = rows(tmp_path / "a.sqlite")
+    assert len(found) == len(grid.load(small).specs) == 8
+    assert all(outcome in ("reached", "not_reached") and len(epochs) == 4 for _, outcome, _, epochs in found.values())
+    assert all(epochs[-1]["test_accuracy"] > 0.5 for *_, epochs in found.values())
+    with Store(tmp_path / "a.sqlite") as store:
+        record = next(iter(store.records("study")))
+    assert record.environment["threads"] == 1
+    assert {"torch", "numpy", "carryclip", "python", "cpu", "commit"} <= set(record.environment)
+    assert not list(tmp_path.glob("a.checkpoints/*"))
+    code, out = run_study(tmp_path, small, tmp_path / "a.sqlite")
+    assert code == 0
+    assert "8 of 8 runs" in out
+    assert rows(tmp_path / "a.sqlite") == found
+
+
+@pytest.mark.parametrize(
+    ("method", "outcome", "told", "options"),
+    [
+        ("nan", "diverged", "not finite", {}),
+        ("fail", "crashed", "LookupError: no such <radius>", {}),
+        ("segfault", "crashed", "SIGSEGV", {}),
+        ("hang", "timeout", "Stopped after 20 s", {"timeout": 20.0}),
+        ("devour", "oom", "allocate", {"memory": 3.0}),
+    ],
+)
+def test_what_goes_wrong_is_an_outcome_and_the_rest_finishes(tmp_path, method, outcome, told, options):
+    text = f'seed = [0, 1, 2]\nepochs = 2\n[[grid]]\nmethod = "faulty_methods:{method}"\n'
+    code, out = run_study(tmp_path, study_file(tmp_path, text), tmp_path / "a.sqlite", **options)
+    with Store(tmp_path / "a.sqlite") as store:
+        records = list(store.records("study"))
+    assert [record.outcome for record in records] == ["not_reached", outcome, "not_reached"]
+    assert told in records[1].message
+    assert code == (0 if outcome == "diverged" else 1), out
+    if outcome == "crashed" and method == "fail":
+        assert "Traceback" in records[1].message
+        assert "faulty_methods.py" in records[1].message
+
+
+def test_checkpoints_bring_a_run_back_to_the_bit(tmp_path):
+    from carryclip.experiments.spec import Spec
+    from carryclip.experiments.training import End, train
+
+    settings = [
+        {"region": "Norm(0.5)", "carry": "full", "optimizer": "adam"},
+        {"region": "Adaptive(1, 2)", "carry": "Gated()", "optimizer": "momentum"},
+        {"region": "Component(0.01)", "carry": "full", "optimizer": "sgd"},
+        {"optimizer": "adam"},
+    ]
+    for number, setting in enumerate(settings):
+        spec = Spec(task="digits", lr=0.01, batch=100, epochs=5, seed=3, **setting)
+        whole = [_timeless(event) for event in train(spec)]
+        checkpoint = tmp_path / f"{number}.pt"
+        for stopped_after in (2, 4):
+            for event in train(spec, checkpoint, every=0.0):
+                if not isinstance(event, End) and event.epoch == stopped_after + 1:
+                    break
+        again = [_timeless(event) for event in train(spec, checkpoint, every=0.0)]
+        assert again == whole, setting
+
+
+def _timeless(event):
+    return {**vars(event), "seconds": None}
+
+
+def test_a_broken_checkpoint_is_no_obstacle(tmp_path):
+    from carryclip.experiments.spec import Spec
+    from carryclip.experiments.training import train
+
+    spec = Spec(task="digits", optimizer="sgd", lr=0.1, batch=200, epochs=2, seed=0)
+    whole = [_timeless(event) for event in train(spec)]
+    checkpoint = tmp_path / "run.pt"
+    checkpoint.write_bytes(b"half a checkpoint")
+    with pytest.warns(UserWarning, match="starts anew"):
+        assert [_timeless(event) for event in train(spec, checkpoint)] == whole
+
+
+def children(pid):
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
+    return [int(line) for line in found.stdout.split()]
+
+
+def test_fifty_kills_change_nothing(tmp_path):
+    text = (
+        'seed = [0, 1, 2]\nepochs = 6\n[[grid]]\nmethod = "faulty_methods:slow"\n'
+        '[[grid]]\nregion = "Norm(0.5)"\ncarry = ["full", "Gated()"]\n'
+    )
+    study = study_file(tmp_path, text)
+    code, out = run_study(tmp_path, study, tmp_path / "quiet.sqlite")
+    assert code == 0, out
+    store, luck = tmp_path / "killed.sqlite", random.Random(0)
+    process = supervisor(tmp_path, study, store, workers=2, every=0.0)
+    kills = {"worker": 0, "supervisor": 0}
+    try:
+        while sum(kills.values()) < 50:
+            time.sleep(luck.uniform(0.0, 1.5))
+            if process.poll() is not None:
+                assert process.returncode in (0, -signal.SIGKILL)
+                process.communicate()
+                if process.returncode == 0:
+                    break
+                process = supervisor(tmp_path, study, store, workers=2, every=0.0)
+                continue
+            workers = children(process.pid)
+            if workers and luck.random() < 0.7:
+                os.kill(luck.choice(workers), signal.SIGKILL)
+                kills["worker"] += 1
+            else:
+                process.kill()
+                process.wait()
+                kills["supervisor"] += 1
+        if process.poll() is not None:
+            process.communicate()
+            process = supervisor(tmp_path, study, store, workers=2, every=0.0)
+        out, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, out
+    finally:
+        process.kill()
+        process.communicate()
+    assert rows(store) == rows(tmp_path / "quiet.sqlite")
+    print(kills)
+
+
+def test_two_supervisors_share_one_store(tmp_path, small):
+    run_study(tmp_path, small, tmp_path / "one.sqlite")
+    both = [supervisor(tmp_path, small, tmp_path / "two.sqlite", workers=1) for _ in range(2)]
+    for process in both:
+        out, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, out
+    assert rows(tmp_path / "two.sqlite") == rows(tmp_path / "one.sqlite")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopping_is_clean_and_says_how_to_go_on(tmp_path, number):
+    text = 'seed = [0, 1]\nepochs = 500\ntarget = 1.0\n[[grid]]\nmethod = "faulty_methods:slow"\n'
+    store = tmp_path / "a.sqlite"
+    process = supervisor(tmp_path, study_file(tmp_path, text), store, workers=1, every=0.0)
+    while not (store.exists() and _epochs(store)):
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "To go on" in out
+    assert "Traceback" not in out
+    with Store(store) as opened:
+        assert opened.progress("study") == {"waiting": 2}
+    assert list(tmp_path.glob("a.checkpoints/*.pt"))
+
+
+def _epochs(store):
+    with Store(store) as opened:
+        return sum(opened.under_way().values())
+
+
+def test_the_dead_are_told_from_the_living():
+    mine = owners.new_owner()
+    assert not owners.is_dead(mine)
+    where, _, luck = mine.rsplit("/", 2)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    assert owners.is_dead(f"{where}/{gone.pid}/{luck}")
+    assert not owners.is_dead(f"elsewhere/pid:[1]/{gone.pid}/{luck}")
+
+
+def test_specs_survive_the_way_to_a_worker():
+    for spec in grid.load("digits-smoke").specs:
+        assert type(spec).from_canonical(spec.canonical) == spec
+        assert json.loads(spec.canonical)["seed"] == spec.seed

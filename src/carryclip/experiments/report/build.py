@@ -1,0 +1,151 @@
+"""The command behind ``carryclip report``: from a store to figures, judged claims and one HTML file."""
+
+import base64
+import functools
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from carryclip import __version__
+from carryclip.experiments.claims import VERDICTS, Claim
+from carryclip.experiments.output import make_folder
+from carryclip.experiments.report import runs
+from carryclip.experiments.report.sections import Picture, Section, sections
+from carryclip.experiments.report.theory import TheoryError, read_theory
+from carryclip.experiments.store import Store, StoreError
+
+TIERS = ("paper", "small", "smoke", "")
+
+
+def main(store_path: str, studies: list[str], out: str, theory: str | None) -> int:
+    """Write the report of some studies, or of all that the store has."""
+    console = Console()
+    if not Path(store_path).is_file():
+        console.print(f"[red]There is no store {store_path}; carryclip reproduce makes one.", highlight=False)
+        return 2
+    folder = make_folder(out, console)
+    if folder is None:
+        return 2
+    try:
+        with Store(store_path, create=False) as store, console.status("Drawing ..."):
+            chosen = studies or store.studies()
+            if not chosen:
+                console.print(f"[red]{store_path} has no runs yet; carryclip reproduce makes them.", highlight=False)
+                return 2
+            page = build(store, chosen, folder, theory=Path(theory) if theory else None)
+    except (StoreError, TheoryError) as error:
+        console.print(f"[red]{error}", highlight=False, markup=True)
+        return 2
+    console.print(f"Wrote {', '.join(chosen)}: figures and their numbers are beside it.", highlight=False, markup=False)
+    console.print(f"Open {page}", highlight=False, markup=False, soft_wrap=True)
+    return 0
+
+
+def build(
+    store: Store,
+    studies: Sequence[str],
+    folder: Path,
+    *,
+    theory: Path | None = None,
+    formats: Sequence[str] = ("svg", "png", "pdf"),
+) -> Path:
+    """Write ``report.html``, ``claims.json`` and the figures with captions and numbers; the path of the page.
+
+    Args:
+        store: where the runs are.
+        studies: which ones, in the order of the page.
+        folder: where to write; made if it is not there.
+        theory: a folder that ``carryclip reproduce theory`` wrote, to be shown as well.
+        formats: of the figures' files; SVG is always among them.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for study in studies:
+        store.title(study)  # complain before drawing anything
+    shown = [read_theory(theory)] if theory else []
+    shown += [section for study in dict.fromkeys(studies) for section in sections(store, study, folder, formats)]
+    claims = lines(shown)
+    told = {"carryclip": __version__, "claims": [{**asdict(claim), "study": where.name} for claim, where in claims]}
+    (folder / "claims.json").write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    page = folder / "report.html"
+    page.write_text(render(shown, claims), encoding="utf-8")
+    return page
+
+
+def lines(shown: Iterable[Section]) -> list[tuple[Claim, Section]]:
+    """All claims in the order of their names, larger tiers first.
+
+    A study that has nothing to say on a claim is left out if another one has.
+    """
+    found = [(claim, section) for section in shown for claim in section.claims]
+    spoken = {claim.id for claim, _ in found if claim.ours}
+    silent: set[str] = set()
+    kept = []
+    for claim, section in sorted(found, key=lambda each: (each[0].id, TIERS.index(each[0].tier or ""))):
+        if claim.ours or (claim.id not in spoken and claim.id not in silent):
+            kept.append((claim, section))
+            silent.add(claim.id)
+    return sorted(kept, key=lambda each: (each[0].id[:1] != "T", each[0].id))
+
+
+def render(shown: Sequence[Section], claims: Sequence[tuple[Claim, Section]]) -> str:
+    """The page, with style, script, figures and data inside."""
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+    style, script = _file("page.css"), _file("page.js")
+    pictures = [picture for section in shown for picture in section.pictures]
+    return (
+        Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+        .from_string(_file("page.html.j2"))
+        .render(
+            sections=shown,
+            claims=claims,
+            verdicts=[verdict for verdict in VERDICTS if any(claim.verdict == verdict for claim, _ in claims)],
+            done=sum(section.done for section in shown),
+            planned=sum(section.planned for section in shown),
+            when=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %z"),
+            version=__version__,
+            style=Markup(style),
+            script=Markup(script),
+            policy=_policy(style, script),
+            data=_data({"runs": runs.table(shown), "figures": _numbers(pictures), "claims": _claims(claims)}),
+        )
+    )
+
+
+def _claims(claims: Sequence[tuple[Claim, Section]]) -> list[dict[str, Any]]:
+    return [{**asdict(claim), "study": section.name} for claim, section in claims]
+
+
+def _numbers(pictures: Iterable[Picture]) -> dict[str, Any]:
+    """The rows behind each figure, names of columns once."""
+    return {
+        picture.anchor: {"columns": list(picture.rows[0]), "rows": [list(row.values()) for row in picture.rows]}
+        for picture in pictures
+        if picture.rows
+    }
+
+
+def _data(told: dict[str, Any]) -> Any:
+    """As JSON that can stand inside a script element: what could end the element is escaped."""
+    from jinja2.utils import htmlsafe_json_dumps
+
+    return htmlsafe_json_dumps(told, dumps=functools.partial(json.dumps, separators=(",", ":"), allow_nan=False))
+
+
+def _policy(style: str, script: str) -> str:
+    """What the page may do: its own style and script, by their hashes, pictures that it contains; nothing else."""
+    sources = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]
+    allowed = f"style-src 'sha256-{sources[0]}'; script-src 'sha256-{sources[1]}'"
+    return f"default-src 'none'; img-src data: blob:; {allowed}; base-uri 'none'; form-action 'none'"
+
+
+def _file(name: str) -> str:
+    return (resources.files("carryclip.experiments.report") / name).read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from carryclip.experiments import grid
 from carryclip.experiments.engine.supervise import Options, supervise
 from carryclip.experiments.output import make_folder
 from carryclip.experiments.spec import Spec, check_keys
-from carryclip.experiments.store import StoreError
+from carryclip.experiments.store import Store, StoreError
 
 
 class InputError(ValueError):
@@ -86,6 +86,7 @@ def main(
     console = Console()
     try:
         chosen, wanted = studies(what, tier), restriction(only)
+        _checked(options)
         _check(chosen, wanted)
     except ValueError as error:
         console.print(f"[red]{error}", highlight=False)
@@ -104,7 +105,12 @@ def main(
     if code == 130:
         return code
     from carryclip.experiments.report.build import main as report
+    from carryclip.experiments.summary import summaries
+    from carryclip.experiments.terminal import table
 
+    with Store(path) as opened:
+        for summary in (each for study in chosen for each in summaries(opened, study.name)):
+            console.print(table(summary))
     return report(store, [study.name for study in chosen], out, theory) or code
 
 
@@ -133,6 +139,17 @@ def _set_aside(path: Path, console: Console) -> None:
         if part.exists():
             part.rename(aside.with_name(aside.name + ending))
     console.print(f"The old store is now {aside}.", highlight=False)
+
+
+def _checked(options: Options) -> None:
+    for name in ("workers", "threads"):
+        if (value := getattr(options, name)) is not None and value < 1:
+            raise InputError(f"--{name} must be at least 1, got {value}.")
+    for name in ("timeout", "memory"):
+        if (value := getattr(options, name)) is not None and not value > 0.0:
+            raise InputError(f"--{name} must be above 0, got {value:g}.")
+    if options.gpus < 0.0:
+        raise InputError(f"--gpus must be at least 0, got {options.gpus:g}.")
 
 
 def options_from(**given: Any) -> Options:

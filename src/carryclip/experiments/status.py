@@ -41,14 +41,15 @@ def _unfinished(store: Store, study: str) -> int:
 
 def overview(store: Store) -> Group:
     """A line for each study, and where the runs are that are under way."""
+    found = {study: store.progress(study) for study in store.studies()}
+    columns = [column for column in COLUMNS if any(progress[column] for progress in found.values())]
     table = Table(title=f"{store.path}", title_justify="left")
-    table.add_column("study")
-    for column in ("done", *COLUMNS):
-        table.add_column(column.replace("_", " "), justify="right")
-    for study in store.studies():
-        progress = store.progress(study)
+    table.add_column("study", no_wrap=True)
+    for column in ("done", *columns):
+        table.add_column(column.replace("_", " "), justify="right", no_wrap=True)
+    for study, progress in found.items():
         done = sum(progress[outcome] for outcome in OUTCOMES)
-        counts = [f"{progress[column]:,}" if progress[column] else "" for column in COLUMNS]
+        counts = [f"{progress[column]:,}" for column in columns]
         table.add_row(study, f"{done:,} of {sum(progress.values()):,}", *counts)
     running = Table("run", "epoch", title="under way", title_justify="left")
     for run, epochs in list(store.under_way().items())[:20]:

@@ -52,18 +52,18 @@ def draw_lines(panel: Any, lines: Sequence[Line]) -> None:
     """Medians with bars; a gap where a seed did not reach the target."""
     for place, line in enumerate(lines):
         shift = 10 ** (0.022 * (place - (len(lines) - 1) / 2))
+        color = line.look["color"]
         x = [cell.batch * shift for cell in line.cells]
-        values = [sorted(cell.chosen.values()) if cell.drawn else [math.nan] for cell in line.cells]
-        middle = [cell.median if cell.drawn else math.nan for cell in line.cells]
-        bars = [[m - v[0] for m, v in zip(middle, values, strict=True)], []]
-        bars[1] = [v[-1] - m for m, v in zip(middle, values, strict=True)]
-        bare = {key: value for key, value in line.look.items() if key != "marker"}
-        panel.errorbar(x, middle, bars, **bare, elinewidth=0.8, capsize=1.8, zorder=2)
-        for hollow in (False, True):
-            chosen = [k for k, cell in enumerate(line.cells) if cell.drawn and cell.partial == hollow]
-            face = "white" if hollow else line.look["color"]
-            points = [x[k] for k in chosen], [middle[k] for k in chosen]
-            panel.plot(*points, line.look["marker"], color=line.look["color"], markerfacecolor=face, zorder=3)
+        panel.plot(x, [cell.median if cell.drawn else math.nan for cell in line.cells], **line.look, zorder=3)
+        drawn = [(at, cell, sorted(cell.chosen.values())) for at, cell in zip(x, line.cells, strict=True) if cell.drawn]
+        if drawn:
+            ends = [[seen[end] for _, _, seen in drawn] for end in (0, -1)]
+            at = [at for at, _, _ in drawn]
+            panel.vlines(at, *ends, color=color, linewidth=0.9, zorder=2)
+            panel.plot([*at, *at], ends[0] + ends[1], "_", color=color, markersize=4, zorder=2)
+        hollow = [(at, cell.median) for at, cell, _ in drawn if cell.partial]
+        if hollow:
+            panel.plot(*zip(*hollow, strict=True), line.look["marker"], color=color, markerfacecolor="white", zorder=4)
     if not any(cell.drawn for line in lines for cell in line.cells):
         panel.text(0.5, 0.5, "no point yet: no setting has\nall seeds at the target", **centred(panel))
 
@@ -90,6 +90,7 @@ def draw_strip(strip: Any, lines: Sequence[Line], labels: Sequence[str], *, name
     strip.plot([x for x, _ in good], [y for _, y in good], ".", color="0.72", markersize=1.5)
     strip.set_ylim(len(labels) + 0.5, -0.5)
     strip.set_yticks(range(1, len(labels) + 1), [plain(label, 22) if named else "" for label in labels])
+    strip.yaxis.set_visible(named)
     if named:
         where = {"transform": strip.get_yaxis_transform(), "ha": "right", "va": "center"}
         strip.text(-0.012, 0, "seeds that missed it:", fontsize=6, color=GREY, style="italic", **where)

@@ -59,14 +59,12 @@ def _line(panel: Any, line: Line, shift: float, top: float) -> None:
     (cell,) = line.cells
     seen = {lr: found for lr in sorted(cell.runs) if (found := list(cell.epochs_at(lr).values()))}
     medians = {lr: float(np.median(found)) for lr, found in seen.items()}
-    style = {"color": line.look["color"], "zorder": 2}
+    whole = {lr for lr, found in seen.items() if len(found) == len(cell.runs[lr]) and max(found) < math.inf}
     finite = [median if median < math.inf else math.nan for median in medians.values()]
-    panel.plot([lr * shift for lr in medians], finite, linestyle=line.look["linestyle"], **style)
-    for lr, median in medians.items():
-        whole = len(seen[lr]) == len(cell.runs[lr]) and max(seen[lr]) < math.inf
-        face = line.look["color"] if whole else "white"
-        y = median if median < math.inf else top
-        panel.plot(lr * shift, y, marker=line.look["marker"], markerfacecolor=face, **{**style, "zorder": 3})
+    panel.plot([lr * shift for lr in medians], finite, **line.look, zorder=2)
+    unsure = [lr for lr in medians if lr not in whole]
+    places = [lr * shift for lr in unsure], [min(medians[lr], top) for lr in unsure]
+    panel.plot(*places, line.look["marker"], color=line.look["color"], markerfacecolor="white", zorder=3)
 
 
 def _axes(panel: Any, rates: list[float], low: float, top: float) -> None:

@@ -80,7 +80,7 @@ def sheet(
             if strip:
                 low = (bottom - below) / height
                 axis = figure.add_axes((x, low, size[0] / width, strip / height), sharex=panel)
-                panel.tick_params(labelbottom=False)
+                panel.xaxis.set_visible(False)
                 axis.tick_params(labelsize=7, labelleft=column == 0)
                 strips[-1].append(axis)
     figure.text(0.12 / width, 0.09 / height, "\n".join(told), fontsize=6.5, color=GREY, va="bottom")

@@ -87,7 +87,7 @@
     const wanted = $("runs-text").value.trim();
     let rows = all;
     for (const [name, only] of Object.entries(state.only)) {
-      if (only !== "") rows = rows.filter((row) => String(value(name, row)) === only);
+      rows = rows.filter((row) => value(name, row) === only);
     }
     if (wanted) rows = rows.filter(search(wanted));
     if (state.sort) {
@@ -146,9 +146,10 @@
       if (options.length < 2) continue;
       const select = make("select", undefined, { id: `runs-${name}` });
       select.append(make("option", "all", { value: "" }));
-      for (const option of options) select.append(make("option", option === "" ? "(none)" : String(option), { value: option === "" ? "\u0000" : String(option) }));
+      for (const [number, option] of options.entries()) select.append(make("option", option === "" ? "(none)" : String(option), { value: String(number) }));
       select.addEventListener("change", () => {
-        state.only[name] = select.value;
+        if (select.value === "") delete state.only[name];
+        else state.only[name] = options[Number(select.value)];
         choose();
       });
       const label = make("label", name);

@@ -1,4 +1,4 @@
-"""Every run as the page has it: columns of numbers and of words from short lists, to keep thirty thousand rows small."""
+"""Every run as the page has it: columns of numbers, and of words from short lists, so that many rows stay small."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

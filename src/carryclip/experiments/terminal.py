@@ -1,0 +1,46 @@
+"""A study's result as a table for the terminal."""
+
+from rich.table import Table
+
+from carryclip.experiments.naming import OPTIMIZERS
+from carryclip.experiments.summary import Cell, Setting, Summary
+
+MOST = 40
+"""Lines beyond which a table helps nobody."""
+
+
+def table(summary: Summary) -> Table:
+    """Epochs to the target at the best learning rate, by setting and batch size."""
+    shown = Table(
+        title=f"{summary.data}: epochs to {summary.target:.0%}, median (range) over seeds at the best learning rate",
+        title_justify="left",
+    )
+    for column in ("optimizer", "clipping"):
+        shown.add_column(column, no_wrap=True)
+    for batch in summary.batches:
+        shown.add_column(f"batch {batch:,}", justify="right", no_wrap=True)
+    for setting in _settings(summary):
+        found = [summary.find(setting.optimizer, setting.region, setting.method, batch) for batch in summary.batches]
+        words = [setting.method] if setting.region is None else [setting.method, setting.name.label]
+        name = OPTIMIZERS.get(setting.optimizer, setting.optimizer)
+        shown.add_row(name, ", ".join(words), *(_said(cell) for cell in found))
+    return shown
+
+
+def _settings(summary: Summary) -> list[Setting]:
+    """In the study's order, the optimizer alone first; only the main region if there are many."""
+    found = list(dict.fromkeys(cell.setting for cell in summary.cells))
+    if len(found) > MOST:
+        found = [setting for setting in found if setting.region in (None, summary.main_region)]
+    return sorted(found, key=lambda setting: summary.optimizers.index(setting.optimizer))
+
+
+def _said(cell: Cell | None) -> str:
+    if cell is None:
+        return ""
+    if not cell.chosen:
+        return "not yet"
+    if cell.missed:
+        return f"{len(cell.chosen) - cell.missed} of {len(cell.chosen)} reached"
+    low, high = min(cell.chosen.values()), max(cell.chosen.values())
+    return f"{cell.median:g} ({low:g}-{high:g})" if low < high else f"{cell.median:g}"

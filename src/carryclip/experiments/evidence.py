@@ -155,7 +155,7 @@ def small_radii(summary: Summary) -> Evidence | None:
     if not any(radius <= SMALL_RADIUS for radius in groups) or not any(radius > SMALL_RADIUS for radius in groups):
         return None
     effects = _effects(summary, {f"{radius:g}": group for radius, group in groups.items()})
-    told = "; ".join(f"radius {radius} {effect}" for radius, effect in effects.items())
+    told = "; ".join(f"radius {radius}: {effect}" for radius, effect in effects.items())
     ours = f"epochs against the optimizer alone, median over optimizers and batch {_batches(cells)}: {told}"
     small = [effect for radius, effect in effects.items() if float(radius) <= SMALL_RADIUS]
     return Evidence(ours, verdicts.speeds_up(small), _with_bases(summary, cells))

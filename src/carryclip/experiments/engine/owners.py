@@ -1,7 +1,9 @@
 """Who has taken a run: a name that tells whether its bearer can still be alive, and a heart that keeps leases."""
 
+import contextlib
 import os
 import socket
+import sqlite3
 import threading
 import uuid
 
@@ -59,4 +61,6 @@ class Heart:
     def _beat(self, path: str, owner: str, lease: float) -> None:
         with Store(path) as store:
             while not self._stop.wait(lease / 4):
-                store.renew(owner, lease)
+                # A disk that is full or slow for a moment is no reason to stop; if it lasts, the lease passes.
+                with contextlib.suppress(sqlite3.Error):
+                    store.renew(owner, lease)

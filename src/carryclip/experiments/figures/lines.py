@@ -93,7 +93,7 @@ def draw_strip(strip: Any, lines: Sequence[Line], labels: Sequence[str], *, name
     strip.yaxis.set_visible(named)
     if named:
         where = {"transform": strip.get_yaxis_transform(), "ha": "right", "va": "center"}
-        strip.text(-0.012, 0, "seeds that missed it:", fontsize=6, color=GREY, style="italic", **where)
+        strip.text(-0.012, 0, "missed the target:", fontsize=6, color=GREY, style="italic", **where)
     strip.tick_params(axis="y", length=0, labelsize=6)
     strip.set_facecolor("0.965")
     for side in strip.spines.values():

@@ -1,6 +1,7 @@
 """How much the learning rate matters: epochs to the target against it, for every optimizer and batch size."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,26 +27,21 @@ def draw(summary: Summary) -> Drawn | None:
     top = 2.0 * max(cell.limit for cell in cells)
     low = min((min(cell.chosen.values()) for cell in cells if cell.chosen), default=1.0)
     low = max(1.0, low if low < math.inf else 1.0)
+    foot = footer(summary, cells)
     legend = legend_of(panel for row in grid for panel in row)
-    rates = sorted({lr for cell in cells for lr in cell.runs})
-    decades = math.log10(rates[-1] / rates[0]) + 0.6
-    size = (3.5, 1.35)
-    made = sheet(
-        len(grid), len(summary.optimizers), legend=legend, foot=footer(summary, cells), size=size, gap=(0.22, 0.2)
-    )
-    for row, panels in enumerate(grid):
-        for column, lines in enumerate(panels):
+    size, gap = (3.5, 1.35), (0.22, 0.2)
+    made = sheet(len(grid), len(summary.optimizers), legend=legend, foot=foot, size=size, gap=gap, share="none")
+    for column, name in enumerate(summary.optimizers):
+        rates = sorted({lr for cell in cells if cell.setting.optimizer == name for lr in cell.runs})
+        for row, panels in enumerate(grid):
             panel = made.panels[row][column]
-            for place, line in enumerate(lines):
-                _line(panel, line, 10 ** (0.014 * decades * (place - (len(lines) - 1) / 2)), top)
-            name = summary.optimizers[column]
+            _panel(panel, panels[column], rates, top)
+            _axes(panel, rates, low, top)
             panel.set_title(f"{OPTIMIZERS.get(name, name)}, batch {summary.batches[row]}")
-            panel.tick_params(labelbottom=row == len(grid) - 1)
-            panel.axhspan(top / 1.55, top * 1.55, color="0.93", zorder=0)
+            panel.tick_params(labelbottom=row == len(grid) - 1, labelleft=column == 0)
             if column == 0:
                 where = {"transform": panel.get_yaxis_transform(), "ha": "right", "va": "center"}
                 panel.text(-0.012, top, "not reached", fontsize=6, color=GREY, **where)
-    _axes(made.panels[0][0], rates, low, top)
     made.label("learning rate", "epochs")
     text = (
         f"Epochs to {100 * summary.target:g} % against the learning rate"
@@ -53,6 +49,13 @@ def draw(summary: Summary) -> Drawn | None:
         "the target; hollow: some did not, or have not run; in the shaded band: the median did not."
     )
     return Drawn(made.figure, caption(summary, cells, text), [row for cell in cells for row in _rows(cell)])
+
+
+def _panel(panel: Any, lines: Sequence[Line], rates: Sequence[float], top: float) -> None:
+    decades = math.log10(rates[-1] / rates[0]) + 0.6
+    for place, line in enumerate(lines):
+        _line(panel, line, 10 ** (0.014 * decades * (place - (len(lines) - 1) / 2)), top)
+    panel.axhspan(top / 1.55, top * 1.55, color="0.93", zorder=0)
 
 
 def _line(panel: Any, line: Line, shift: float, top: float) -> None:
@@ -68,16 +71,20 @@ def _line(panel: Any, line: Line, shift: float, top: float) -> None:
 
 
 def _axes(panel: Any, rates: list[float], low: float, top: float) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+    from matplotlib.ticker import NullLocator
 
     panel.set_xscale("log")
     panel.set_xlim(rates[0] / 2, rates[-1] * 2)
-    panel.set_xticks(rates, [f"{lr:g}" for lr in rates])
-    panel.xaxis.set_minor_locator(NullLocator())
+    whole = [lr for lr in rates if math.isclose(math.log10(lr), round(math.log10(lr)))]
+    shown = whole if len(rates) > 6 and whole else rates
+    panel.set_xticks(shown, [f"{lr:g}" for lr in shown])
+    panel.set_xticks([lr for lr in rates if lr not in shown], minor=True)
+    panel.xaxis.set_minor_formatter("")
     panel.set_yscale("log")
     panel.set_ylim(low / 1.4, top * 1.5)
-    panel.yaxis.set_major_locator(LogLocator(subs=(1.0,) if top / low > 30 else (1.0, 3.0), numticks=9))
-    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if value < top / 1.55 else ""))
+    steps = [step * 10**power for power in range(7) for step in ((1,) if top / low > 100 else (1, 3))]
+    ticks = [step for step in steps if low / 1.4 < step < top / 1.6]
+    panel.set_yticks(ticks, [f"{step:g}" for step in ticks])
     panel.yaxis.set_minor_locator(NullLocator())
 
 

@@ -21,15 +21,12 @@ from carryclip.experiments.report.sections import Picture, Section, sections
 from carryclip.experiments.report.theory import TheoryError, read_theory
 from carryclip.experiments.store import Store, StoreError
 
-TIERS = ("paper", "small", "smoke", "")
+TIERS = ("paper", "small", "smoke")
 
 
 def main(store_path: str, studies: list[str], out: str, theory: str | None) -> int:
     """Write the report of some studies, or of all that the store has."""
     console = Console()
-    if not Path(store_path).is_file():
-        console.print(f"[red]There is no store {store_path}; carryclip reproduce makes one.", highlight=False)
-        return 2
     folder = make_folder(out, console)
     if folder is None:
         return 2
@@ -37,11 +34,10 @@ def main(store_path: str, studies: list[str], out: str, theory: str | None) -> i
         with Store(store_path, create=False) as store, console.status("Drawing ..."):
             chosen = studies or store.studies()
             if not chosen:
-                console.print(f"[red]{store_path} has no runs yet; carryclip reproduce makes them.", highlight=False)
-                return 2
+                raise StoreError(f"{store_path} has no runs yet; carryclip reproduce makes them.")
             page = build(store, chosen, folder, theory=Path(theory) if theory else None)
     except (StoreError, TheoryError) as error:
-        console.print(f"[red]{error}", highlight=False, markup=True)
+        console.print(str(error), style="red", highlight=False, markup=False)
         return 2
     console.print(f"Wrote {', '.join(chosen)}: figures and their numbers are beside it.", highlight=False, markup=False)
     console.print(f"Open {page}", highlight=False, markup=False, soft_wrap=True)
@@ -79,19 +75,19 @@ def build(
 
 
 def lines(shown: Iterable[Section]) -> list[tuple[Claim, Section]]:
-    """All claims in the order of their names, larger tiers first.
+    """All claims, those about the theory first; larger tiers before smaller ones.
 
     A study that has nothing to say on a claim is left out if another one has.
     """
-    found = [(claim, section) for section in shown for claim in section.claims]
-    spoken = {claim.id for claim, _ in found if claim.ours}
-    silent: set[str] = set()
+    found: dict[str, list[tuple[Claim, Section]]] = {}
+    for section in shown:
+        for claim in section.claims:
+            found.setdefault(claim.id, []).append((claim, section))
     kept = []
-    for claim, section in sorted(found, key=lambda each: (each[0].id, TIERS.index(each[0].tier or ""))):
-        if claim.ours or (claim.id not in spoken and claim.id not in silent):
-            kept.append((claim, section))
-            silent.add(claim.id)
-    return sorted(kept, key=lambda each: (each[0].id[:1] != "T", each[0].id))
+    for name in sorted(found, key=lambda name: (not name.startswith("T"), name)):
+        spoken = [line for line in found[name] if line[0].ours] or found[name][:1]
+        kept += sorted(spoken, key=lambda line: TIERS.index(line[0].tier) if line[0].tier in TIERS else len(TIERS))
+    return kept
 
 
 def render(shown: Sequence[Section], claims: Sequence[tuple[Claim, Section]]) -> str:

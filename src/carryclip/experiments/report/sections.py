@@ -43,11 +43,8 @@ class Picture:
     @property
     def size(self) -> tuple[int, int]:
         """Width and height in CSS pixels, so that the page does not jump when it appears."""
-        found = re.search(rb'<svg[^>]*?width="([\d.]+)pt"[^>]*?|<svg[^>]*?height="([\d.]+)pt"', self.svg)
-        box = re.search(rb'viewBox="0 0 ([\d.]+) ([\d.]+)"', self.svg)
-        if found is None or box is None:
-            return 960, 540
-        return round(float(box[1]) * 4 / 3), round(float(box[2]) * 4 / 3)
+        box = re.search(rb'viewBox="0 0 ([\d.]+) ([\d.]+)"', self.svg)  # in points
+        return (round(float(box[1]) * 4 / 3), round(float(box[2]) * 4 / 3)) if box else (960, 540)
 
 
 @dataclass

@@ -17,7 +17,8 @@ def read_theory(folder: Path) -> Section:
     """Figures with their captions, and the claims they were judged by."""
     try:
         record = json.loads((folder / "claims.json").read_text(encoding="utf-8"))
-        setting, claims = record["setting"], [_claim(each, record["setting"]) for each in record["claims"]]
+        setting, tier = record["setting"], _tier(record["setting"])
+        claims = [_claim(each, setting, tier) for each in record["claims"]]
     except FileNotFoundError:
         raise TheoryError(
             f"{folder} has no claims.json; make it with: carryclip reproduce theory --out {folder}"
@@ -28,7 +29,7 @@ def read_theory(folder: Path) -> Section:
         anchor="theory",
         name="theory",
         title="The theory",
-        tier=_tier(setting),
+        tier=tier,
         data=f"simulations of {setting.get('steps', '?')} steps, {setting.get('seeds', '?')} seeds",
         command=str(setting.get("command", "carryclip reproduce theory")),
         environment=[("carryclip", str(setting.get("carryclip", "?")))],
@@ -37,10 +38,10 @@ def read_theory(folder: Path) -> Section:
     )
 
 
-def _claim(given: dict[str, Any], setting: dict[str, Any]) -> Claim:
+def _claim(given: dict[str, Any], setting: dict[str, Any], tier: str) -> Claim:
     """A claim of the file; older ones have the size of the runs only in the setting."""
     known = {field.name for field in fields(Claim)}
-    told = {"tier": _tier(setting), "seeds": setting.get("seeds"), "command": setting.get("command", "")}
+    told = {"tier": tier, "seeds": setting.get("seeds"), "command": setting.get("command", "")}
     told |= {key: value for key, value in given.items() if key in known and value not in (None, "")}
     if told.get("verdict") not in VERDICTS:
         raise ValueError(f"there is no verdict {told.get('verdict')!r}")

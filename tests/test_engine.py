@@ -60,7 +60,11 @@ def supervisor(folder, study, store, **options):
 
 def run_study(folder, study, store, **options):
     process = supervisor(folder, study, store, **options)
-    out, _ = process.communicate(timeout=300)
+    try:
+        out, _ = process.communicate(timeout=900)
+    finally:
+        process.kill()
+        process.wait()
     return process.returncode, out
 
 

@@ -1,4 +1,4 @@
-"""Studies from the command line: plan, reproduce, status, report, replay, export, merge, and what they say of bad input."""
+"""Studies from the command line, and what the commands say of bad input."""
 
 import csv
 import json

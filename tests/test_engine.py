@@ -26,7 +26,8 @@ import sys
 from pathlib import Path
 from rich.console import Console
 from carryclip.experiments import grid
-from carryclip.experiments.engine.supervise import Options, supervise
+from carryclip.experiments.engine.settings import Options
+from carryclip.experiments.engine.supervise import supervise
 
 if __name__ == "__main__":
     options = Options(**eval(sys.argv[3]))
@@ -121,7 +122,8 @@ def test_what_goes_wrong_is_an_outcome_and_the_rest_finishes(tmp_path, method, o
 
 def test_checkpoints_bring_a_run_back_to_the_bit(tmp_path):
     from carryclip.experiments.spec import Spec
-    from carryclip.experiments.training import End, train
+    from carryclip.experiments.store import End
+    from carryclip.experiments.training import train
 
     settings = [
         {"region": "Norm(0.5)", "carry": "full", "optimizer": "adam"},

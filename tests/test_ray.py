@@ -39,7 +39,8 @@ import json, sys, threading, time
 from pathlib import Path
 from rich.console import Console
 from carryclip.experiments import grid
-from carryclip.experiments.engine.supervise import Options, supervise
+from carryclip.experiments.engine.settings import Options
+from carryclip.experiments.engine.supervise import supervise
 from carryclip.experiments.store import Store
 
 def kill_soon(cluster, node, store):
@@ -87,10 +88,9 @@ def run_study(folder, store, study=STUDY, **options):
 
 def rows(store):
     with Store(store, create=False) as opened:
-        return [
-            (record.spec, record.outcome, record.reached, [{**vars(e), "seconds": 0} for e in opened.epochs(record.spec.id)])
-            for record in opened.records("study")
-        ]  # fmt: skip
+        told = {run: [{**vars(e), "seconds": 0} for e in opened.epochs(run)] for run in opened.done()}
+        records = opened.records("study")
+        return [(each.spec, each.outcome, each.reached, told.get(each.spec.id)) for each in records]
 
 
 @pytest.fixture(scope="module")

@@ -187,6 +187,15 @@ def test_runs_that_are_not_done_leave_it_open():
     assert claims["C2"].verdict == "holds"  # Adam's are all there
 
 
+def test_before_its_first_run_a_claim_says_so():
+    planned = [*seeds(None, None, optimizer="adam"), *seeds(None, None, optimizer="adam", **METHODS["U-Clip"])]
+    claim = judged(planned)["C2"]
+    assert (claim.verdict, claim.ours) == ("not run at this size", "CIFAR-10: none of 4 runs is done")
+    waiting = [*seeds(None, batch=500), *seeds(8, 9, 9, batch=500, **METHODS["U-Clip"])]
+    claim = judged(waiting)["C4"]
+    assert (claim.verdict, claim.ours) == ("inconclusive", "CIFAR-10: nothing to compare yet; so far 3 of 4 runs")
+
+
 def test_a_claim_needs_its_cells():
     assert judged(runs(optimizers=("sgd", "adam")))["C1"].verdict == "not run at this size"
     assert judged(runs(batches=(500,)))["C2"].verdict == "not run at this size"

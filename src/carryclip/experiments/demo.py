@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from carryclip.experiments import reproduce
-from carryclip.experiments.engine.supervise import Options
+from carryclip.experiments.engine.settings import Options
 from carryclip.experiments.output import make_folder
 from carryclip.experiments.theory import main as theory
 from carryclip.experiments.theory.study import Scale

@@ -112,6 +112,8 @@ def rarely_slows(summary: Summary) -> Evidence | None:
     if not cells:
         return None
     seen = [each for each in _against(summary, cells) if not math.isnan(each.effect.ratio)]
+    if not seen:
+        return Evidence(NOTHING, "inconclusive", _with_bases(summary, cells))
     slowed = [each for each in seen if each.effect.ratio > verdicts.SLOWED]
     sure = sum(each.effect.low > 1.0 for each in slowed)
     ours = f"ratio above 1.05 in {len(slowed)} of {len(seen)} cells with batch ≤ 100 (interval above 1 in {sure})"
@@ -125,6 +127,8 @@ def harms_large(summary: Summary) -> Evidence | None:
         return None
     all_seen = _against(summary, cells)
     seen = [each for each in all_seen if not math.isnan(each.effect.ratio) or each.more_missed]
+    if not seen:
+        return Evidence(NOTHING, "inconclusive", _with_bases(summary, cells))
     slowed = [each for each in seen if each.effect.ratio > verdicts.SLOWED]
     unstable = [each for each in seen if each.more_missed > 0]
     harmed = len({id(each) for each in slowed + unstable})

@@ -2,7 +2,7 @@
 
 import itertools
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
@@ -112,6 +112,11 @@ def _looked_up(key: str, table: Mapping[str, Any], chosen: Mapping[str, Any], wh
     if value is None:
         raise ValueError(f"{where}: the table for {key} has no value for {by} = {chosen[by]!r}.")
     return value
+
+
+def matches(spec: Spec, only: Mapping[str, Collection[str]] | None) -> bool:
+    """Whether a spec has one of the wanted values in every field that is named."""
+    return all(str(getattr(spec, key)) in values for key, values in (only or {}).items())
 
 
 def _folder() -> Any:

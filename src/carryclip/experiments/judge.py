@@ -36,8 +36,10 @@ def _claim(summary: Summary, name: str, question: Question) -> Claim:
         tier=summary.tier,
         command=summary.command,
     )
-    if found is None or not done:
+    if found is None:
         return silent
+    if not done:
+        return replace(silent, ours=f"{summary.data}: none of {planned:,} runs is done")
     so_far = "" if done == planned else f"; so far {done:,} of {planned:,} runs"
     seeds = min((len(cell.chosen) for cell in found.cells if cell.chosen), default=None)
     told = replace(silent, ours=f"{summary.data}: {found.ours}{so_far}", seeds=seeds)

@@ -6,9 +6,9 @@ from rich.console import Console
 from rich.table import Table
 
 from carryclip.experiments.engine import work
+from carryclip.experiments.engine.settings import Setting
 from carryclip.experiments.status import find
-from carryclip.experiments.store import Epoch, Store, StoreError
-from carryclip.experiments.training import End
+from carryclip.experiments.store import End, Epoch, Store, StoreError
 
 COMPARED = [field.name for field in fields(Epoch) if field.name != "seconds"]
 
@@ -28,7 +28,7 @@ def main(start: str, path: str) -> int:
         console.print(f"[red]Run {run} is not done yet; see carryclip status --store {path}", highlight=False)
         return 2
     threads = int(record.environment.get("threads", 1))
-    setting = work.Setting(threads=threads, device=record.environment.get("device", "cpu"))
+    setting = Setting(threads=threads, device=record.environment.get("device", "cpu"))
     console.print(f"{run}: {record.spec.canonical}", highlight=False)
     again: list[Epoch] = []
     end: End | None = None

@@ -9,9 +9,9 @@ from typing import Any
 from rich.console import Console
 
 from carryclip.experiments import grid
-from carryclip.experiments.engine.supervise import Options, supervise
+from carryclip.experiments.engine.settings import Options
 from carryclip.experiments.output import make_folder
-from carryclip.experiments.spec import Spec, check_keys
+from carryclip.experiments.spec import Spec, check_keys, parse
 from carryclip.experiments.store import Store, StoreError
 
 
@@ -59,8 +59,6 @@ def _split(values: str) -> list[str]:
 
 def _canonical(key: str, value: str) -> str:
     """A value as a spec would have it, for comparing."""
-    from carryclip.experiments.spec import parse
-
     try:
         if key in ("lr", "target"):
             return str(float(value))
@@ -95,6 +93,8 @@ def main(
     path = Path(store)
     if folder is None or make_folder(str(path.parent), console) is None:
         return 2
+    from carryclip.experiments.engine.supervise import supervise
+
     try:
         if not resume:
             _set_aside(path, console)
@@ -116,9 +116,7 @@ def main(
 
 def _check(chosen: Sequence[grid.Study], wanted: dict[str, set[str]]) -> None:
     """Before anything starts: is there something to do, and the data for it?"""
-    from carryclip.experiments.engine.supervise import matches
-
-    if not any(matches(spec, wanted) for study in chosen for spec in study.specs):
+    if not any(grid.matches(spec, wanted) for study in chosen for spec in study.specs):
         raise InputError("No run is left by --only; carryclip plan shows what the studies have.")
     if any(spec.task == "cifar10" for study in chosen for spec in study.specs):
         from carryclip.experiments.data import DataError, load_cifar10

@@ -75,6 +75,16 @@ class Epoch:
 
 
 @dataclass(frozen=True)
+class End:
+    """How a run ended."""
+
+    outcome: Outcome
+    reached: int | None = None
+    """The first epoch at the target."""
+    message: str | None = None
+
+
+@dataclass(frozen=True)
 class Record:
     """A run as the store has it."""
 

@@ -16,21 +16,11 @@ from torch import Tensor, nn
 from carryclip.diagnosis import CarryClipWarning
 from carryclip.experiments import tasks
 from carryclip.experiments.spec import Spec, load_method, parse, policy_of
-from carryclip.experiments.store import Epoch, Outcome
+from carryclip.experiments.store import End, Epoch
 from carryclip.torch import UClip
 
 SAMPLES = 10
 """Steps per epoch, or a few more, whose metrics are averaged."""
-CHECKPOINT_SECONDS = 60.0
-
-
-@dataclass(frozen=True)
-class End:
-    """How a run ended by itself."""
-
-    outcome: Outcome
-    reached: int | None = None
-    message: str | None = None
 
 
 @dataclass
@@ -63,7 +53,7 @@ class _Run:
 
 
 def train(
-    spec: Spec, checkpoint: Path | None = None, *, every: float = CHECKPOINT_SECONDS, device: str = "cpu"
+    spec: Spec, checkpoint: Path | None = None, *, every: float = 0.0, device: str = "cpu"
 ) -> Iterator[Epoch | End]:
     """Train, yielding each epoch when it is over and the end at last.
 

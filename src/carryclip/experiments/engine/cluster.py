@@ -11,15 +11,15 @@ from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 
 from carryclip.experiments.engine import work
 from carryclip.experiments.engine.owners import free_the_dead
+from carryclip.experiments.engine.settings import Setting
 from carryclip.experiments.spec import Spec
-from carryclip.experiments.store import Epoch, Store
-from carryclip.experiments.training import End
+from carryclip.experiments.store import End, Epoch, Store
 
 DEATHS = 3
 """Workers that a run may lose on nodes that live on: a segfault cannot be told from a kill."""
 
 
-def _train(canonical: str, setting: work.Setting) -> Iterator[tuple[Epoch | End | None, dict[str, Any]]]:
+def _train(canonical: str, setting: Setting) -> Iterator[tuple[Epoch | End | None, dict[str, Any]]]:
     """On a worker: what a run has to tell; nothing first, to say that it has begun."""
     told = work.environment(setting)
     yield None, told
@@ -46,7 +46,7 @@ class RayEngine:
         self,
         store: Store,
         owner: str,
-        setting: work.Setting,
+        setting: Setting,
         *,
         address: str | None,
         workers: int | None,

@@ -15,6 +15,7 @@ from pebble import ProcessExpired, ProcessPool
 
 from carryclip.experiments.engine import work
 from carryclip.experiments.engine.owners import free_the_dead
+from carryclip.experiments.engine.settings import Setting
 from carryclip.experiments.spec import Spec
 from carryclip.experiments.store import Store
 
@@ -37,7 +38,7 @@ class LocalEngine:
         timeout: seconds that a run may take; None for no limit.
     """
 
-    def __init__(self, store: Store, owner: str, setting: work.Setting, *, workers: int, timeout: float | None) -> None:
+    def __init__(self, store: Store, owner: str, setting: Setting, *, workers: int, timeout: float | None) -> None:
         self.store, self.owner, self.setting = store, owner, setting
         self.workers, self.timeout = workers, timeout
         self._flying: dict[Future[None], Spec] = {}

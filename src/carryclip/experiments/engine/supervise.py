@@ -5,37 +5,21 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
 
 from carryclip.experiments.engine import work
 from carryclip.experiments.engine.display import Display, tally
 from carryclip.experiments.engine.owners import Heart, free_the_dead, new_owner
-from carryclip.experiments.grid import Study
+from carryclip.experiments.engine.settings import Options, Setting
+from carryclip.experiments.grid import Study, matches
 from carryclip.experiments.plan import hours
-from carryclip.experiments.spec import Spec
 from carryclip.experiments.store import Store
 
 FAULTS = ("oom", "timeout", "crashed")
 """Outcomes that say nothing about the method."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to run studies."""
-
-    engine: Literal["local", "ray"] = "local"
-    address: str | None = None
-    workers: int | None = None
-    threads: int = 1
-    device: str = "cpu"
-    gpus: float = 0.0
-    timeout: float | None = None
-    memory: float | None = None
-    every: float = work.CHECKPOINT_SECONDS
 
 
 def supervise(
@@ -79,7 +63,7 @@ def supervise(
 
 def engine(store: Store, owner: str, options: Options) -> Any:
     """The engine of the options' choice."""
-    setting = work.Setting(
+    setting = Setting(
         threads=options.threads,
         device=options.device,
         memory=options.memory,
@@ -105,11 +89,6 @@ def engine(store: Store, owner: str, options: Options) -> Any:
 
     workers = options.workers or default_workers(options.threads)
     return LocalEngine(store, owner, setting, workers=workers, timeout=options.timeout)
-
-
-def matches(spec: Spec, only: dict[str, Any] | None) -> bool:
-    """Whether a spec has one of the wanted values in every field that is named."""
-    return all(str(getattr(spec, key)) in values for key, values in (only or {}).items())
 
 
 @contextlib.contextmanager

@@ -10,32 +10,15 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from carryclip.experiments.engine.settings import Setting
 from carryclip.experiments.spec import Spec
-from carryclip.experiments.store import Epoch, Store
-from carryclip.experiments.training import CHECKPOINT_SECONDS, End, train
+from carryclip.experiments.store import End, Epoch, Store
 
 MESSAGE_LENGTH = 8000
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What workers are told besides the spec."""
-
-    threads: int = 1
-    device: str = "cpu"
-    memory: float | None = None
-    """GB that a worker may hold, None for no limit."""
-    checkpoints: str | None = None
-    """Folder of the checkpoints, None for none."""
-    every: float = CHECKPOINT_SECONDS
-    commit: str | None = None
-    paths: tuple[str, ...] = ()
-    """Where else to look for methods of one's own."""
 
 
 def prepare(setting: Setting) -> None:
@@ -62,6 +45,8 @@ def events(spec: Spec, setting: Setting) -> Iterator[Epoch | End]:
     """What a run has to tell, its end in any case."""
     try:
         prepare(setting)
+        from carryclip.experiments.training import train
+
         yield from train(spec, checkpoint_of(spec, setting), every=setting.every, device=setting.device)
     except Exception as error:
         told = "".join(traceback.format_exception(error))[-MESSAGE_LENGTH:]

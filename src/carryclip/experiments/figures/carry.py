@@ -128,8 +128,11 @@ def _feed(strip: Any, found: Sequence[Trace], given: dict[str, Look], *, first: 
     for cell, epochs in found:
         feed = [math.nan if epoch.carry_feed is None else epoch.carry_feed for epoch in epochs]
         strip.plot([epoch.epoch for epoch in epochs], feed, **_line(given[cell.setting.method]))
-    strip.axhline(0.5, color="black", linewidth=0.6, linestyle=(0, (1, 3)))
-    strip.set(ylim=(-0.5, 1.05), yticks=[0, 0.5])
+    if found:
+        strip.axhline(0.5, color="black", linewidth=0.6, linestyle=(0, (1, 3)))
+    else:
+        strip.set_xticks([])
+    strip.set(ylim=(-1.08, 1.08), yticks=[-0.5, 0, 0.5])
     if first:
         strip.set_ylabel("feed")
 

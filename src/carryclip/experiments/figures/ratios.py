@@ -10,8 +10,9 @@ from carryclip.experiments.figures.drawn import Drawn, caption, footer
 from carryclip.experiments.figures.lines import thousands
 from carryclip.experiments.figures.sheet import sheet
 from carryclip.experiments.figures.style import plain
-from carryclip.experiments.naming import OPTIMIZERS, method_order, region_order
+from carryclip.experiments.naming import OPTIMIZERS, method_order, region_name, region_order
 from carryclip.experiments.summary import Summary
+from carryclip.experiments.verdicts import SEEDS
 
 Row = tuple[str | None, str]
 """A region and what is done in it."""
@@ -45,16 +46,15 @@ def draw(summary: Summary) -> Drawn | None:
     made.label("batch size", "")
     text = (
         "Median epochs at the best learning rate, divided by those of the optimizer alone: blue is faster, red "
-        "slower, bold if the 95 % bootstrap interval leaves out 1. Signs: + reached the target where the optimizer "
-        "alone did not (in the median), × the other way round, – neither; blank: not run yet."
+        "slower, bold if the 95 % bootstrap interval of three seeds or more leaves out 1, slanted while runs are "
+        "missing. Signs: + reached the target where the optimizer alone did not (in the median), × the other way "
+        "round, – neither; blank: not run yet."
     )
     numbers = [_row(key, found) for key, found in seen.items()]
     return Drawn(made.figure, caption(summary, summary.cells, text), numbers)
 
 
 def _label(row: Row) -> str:
-    from carryclip.experiments.naming import region_name
-
     region, method = row
     return plain(method if region is None else f"{region_name(region).label}, {method}", 34)
 
@@ -65,10 +65,12 @@ def _map(panel: Any, seen: dict[tuple[Row, int], Comparison], rows: list[Row], s
         y, x = rows.index(row), summary.batches.index(batch)
         effect = found.effect
         shades[y, x] = _shade(effect.ratio)
-        sure = effect.high < 1.0 or effect.low > 1.0
+        sure = effect.seeds >= SEEDS and (effect.high < 1.0 or effect.low > 1.0)
+        style = "italic" if found.cell.partial or found.base.partial else "normal"
         color = "white" if abs(shades[y, x]) > 1.45 else "black"
         weight = "bold" if sure else "normal"
-        panel.text(x, y, _sign(effect.ratio), ha="center", va="center", fontsize=5.5, color=color, weight=weight)
+        look = {"fontsize": 5.5, "color": color, "weight": weight, "style": style}
+        panel.text(x, y, _sign(effect.ratio), ha="center", va="center", **look)
     panel.imshow(shades, cmap="RdBu_r", vmin=-2, vmax=2, aspect="auto", interpolation="nearest")
     panel.set_facecolor("0.93")
     names = [thousands(batch) for batch in summary.batches]

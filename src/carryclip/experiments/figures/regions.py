@@ -1,7 +1,6 @@
 """The appendix: epochs to the target against batch size in every constant and every adaptive region."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from carryclip.experiments.figures.drawn import Drawn, caption, footer
 from carryclip.experiments.figures.epochs import zoomed
@@ -17,7 +16,7 @@ from carryclip.experiments.figures.lines import (
     strip_height,
 )
 from carryclip.experiments.figures.sheet import Sheet, sheet
-from carryclip.experiments.naming import OPTIMIZERS, Kind, region_name
+from carryclip.experiments.naming import OPTIMIZERS, Kind, region_name, region_order
 from carryclip.experiments.summary import Summary
 
 HOW = (
@@ -66,18 +65,12 @@ def adaptive(summary: Summary, optimizer: str) -> Drawn | None:
 def _regions(summary: Summary, kinds: Sequence[Kind]) -> dict[str, list[str]]:
     """The regions of some kinds, by their size in words."""
     found: dict[str, list[str]] = {}
-    for region in sorted(summary.regions, key=_paper_order):
+    for region in sorted(summary.regions, key=lambda each: region_order(each)[1:]):
         if region_name(region).kind in kinds:
             found.setdefault(region_name(region).size, []).append(region)
     return {
         size: sorted(regions, key=lambda each: kinds.index(region_name(each).kind)) for size, regions in found.items()
     }
-
-
-def _paper_order(region: str) -> tuple[Any, ...]:
-    """By size; the paper's (a, 0) come before (1, b)."""
-    name = region_name(region)
-    return (name.sizes[-1:] != (0.0,), name.sizes, name.note)
 
 
 def _drawn(

@@ -1,0 +1,39 @@
+"""How studies are run, as far as that can change nothing about their results. Imports nothing heavy."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+CHECKPOINT_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the supervisor is told."""
+
+    engine: Literal["local", "ray"] = "local"
+    address: str | None = None
+    workers: int | None = None
+    threads: int = 1
+    device: str = "cpu"
+    gpus: float = 0.0
+    timeout: float | None = None
+    """Seconds that a run may take."""
+    memory: float | None = None
+    every: float = CHECKPOINT_SECONDS
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What workers are told besides the spec."""
+
+    threads: int = 1
+    device: str = "cpu"
+    memory: float | None = None
+    """GB that a worker may hold, None for no limit."""
+    checkpoints: str | None = None
+    """Folder of the checkpoints, None for none."""
+    every: float = CHECKPOINT_SECONDS
+    """Seconds between two of them."""
+    commit: str | None = None
+    paths: tuple[str, ...] = ()
+    """Where else to look for methods of one's own."""

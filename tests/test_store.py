@@ -93,6 +93,16 @@ def test_what_is_no_number_is_not_known(store):
     assert next(iter(store.records("study"))).outcome == "diverged"
 
 
+def test_a_study_is_what_its_file_says_now(store):
+    store.add(study(specs(3)))
+    (spec,) = store.take("study", "me")
+    store.finish(spec.id, "me", "not_reached")
+    assert store.add(study(specs(3, first=1))) == 1
+    assert [record.spec for record in store.records("study")] == specs(3, first=1)
+    assert store.add(study(specs(3))) == 0
+    assert store.progress("study") == {"not_reached": 1, "waiting": 2}  # the result was kept
+
+
 def test_studies_share_runs(store):
     store.add(study(specs(3), "one"))
     store.add(study(specs(3, first=1), "other"))

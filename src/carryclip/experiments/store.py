@@ -152,14 +152,18 @@ class Store:
     # ------------------------------------------------------------------ taking and finishing runs
 
     def add(self, study: Study) -> int:
-        """Note the runs of a study; those that are there already are kept, whosever they are. How many are new."""
+        """Note the runs of a study; those that are there already are kept, whosever they are. How many are new.
+
+        The study is what it is now: runs that its file no longer has leave it, and keep their results.
+        """
         rows = [(spec.id, spec.canonical) for spec in study.specs]
         with self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO titles VALUES (?, ?, ?)", (study.name, study.title, study.tier))
             before = db.execute("SELECT count(*) FROM runs").fetchone()[0]
             db.executemany("INSERT OR IGNORE INTO runs (id, spec) VALUES (?, ?)", rows)
+            db.execute("DELETE FROM studies WHERE name = ?", (study.name,))
             places = [(study.name, position, run) for position, (run, _) in enumerate(rows)]
-            db.executemany("INSERT OR REPLACE INTO studies (name, position, run) VALUES (?, ?, ?)", places)
+            db.executemany("INSERT INTO studies (name, position, run) VALUES (?, ?, ?)", places)
             return db.execute("SELECT count(*) FROM runs").fetchone()[0] - before
 
     def take(self, study: str, owner: str, *, limit: int = 1, lease: float = LEASE) -> list[Spec]:

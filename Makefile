@@ -16,7 +16,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,docs]"
 	@touch $@
 
-demo: $(READY) ## train digits three ways, print the comparison and save a figure
+demo: $(READY) ## the theory's figures, a study of training runs, and a report of both
 	$(BIN)/carryclip demo
 
 test: $(READY) ## run all tests

@@ -16,7 +16,11 @@ PACKAGES = {
     "cyclopts": "command line",
     "rich": "command line",
     "matplotlib": "figures",
-    "scikit-learn": "demo data",
+    "scikit-learn": "digits",
+    "pebble": "studies on this machine",
+    "ray": "studies on a cluster",
+    "jinja2": "report",
+    "pyarrow": "export",
 }
 
 
@@ -28,7 +32,7 @@ def main() -> int:
     for package, use in PACKAGES.items():
         print(f"  {package:13} {_version(package) or 'not installed':16} {use}")
     print("\nchecks")
-    checks = {"reference": _check_reference, "torch": _check_torch, "optax": _check_optax}
+    checks = {"reference": _check_reference, "torch": _check_torch, "optax": _check_optax, "cifar10": _check_data}
     results = [_report(name, check) for name, check in checks.items()]
     print("\nAll that is installed works." if all(results) else "\nSomething is broken: see above.")
     return 0 if all(results) else 1
@@ -84,6 +88,16 @@ def _check_torch() -> str:
     compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
     found = "a C++ compiler for compile=True" if compiler else "no C++ compiler, so compile=True goes on uncompiled"
     return f"works on {', '.join(devices)}; {torch.get_num_threads()} threads; {found}"
+
+
+def _check_data() -> str:
+    from carryclip.experiments.data import DataError, cache_folder, load_cifar10
+
+    try:
+        load_cifar10()
+    except DataError:
+        return "not here; carryclip data cifar10 gets it"
+    return f"in {cache_folder()}, checked"
 
 
 def _check_optax() -> str:

@@ -15,7 +15,7 @@ import numpy as np
 
 from carryclip.experiments.summary import Cell
 
-DRAWS = 2000
+DRAWS = 1000
 LEVEL = 0.95
 
 

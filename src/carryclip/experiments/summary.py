@@ -5,6 +5,7 @@ learning rate is chosen per setting and batch size by the smallest median; a poi
 """
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -92,7 +93,7 @@ class Cell:
         whole = seen + [math.inf] * (len(self.runs[lr]) - len(seen))
         finite = [epochs for epochs in seen if epochs < math.inf]
         mean = sum(finite) / len(finite) if finite else math.inf
-        return (float(np.median(whole)), -len(finite), max(whole), mean, -lr)
+        return (statistics.median(whole), -len(finite), max(whole), mean, -lr)
 
     @cached_property
     def chosen(self) -> dict[int, float]:
@@ -114,10 +115,10 @@ class Cell:
         """The paper's rule: all seeds reached."""
         return len(self.chosen) == self.seeds > 0 == self.missed
 
-    @property
+    @cached_property
     def median(self) -> float:
         """Over the seeds done; infinite if half of them did not reach the target, NaN if there are none."""
-        return float(np.median(list(self.chosen.values()))) if self.chosen else math.nan
+        return float(statistics.median(self.chosen.values())) if self.chosen else math.nan
 
     @cached_property
     def table(self) -> tuple[tuple[int, ...], np.ndarray]:

@@ -19,12 +19,20 @@ def table(summary: Summary) -> Table:
         shown.add_column(column, no_wrap=True)
     for batch in summary.batches:
         shown.add_column(f"batch {batch:,}", justify="right", no_wrap=True)
+    for row in rows(summary):
+        shown.add_row(*row)
+    return shown
+
+
+def rows(summary: Summary) -> list[list[str]]:
+    """Optimizer, method, and a word for each batch size."""
+    found = []
     for setting in _settings(summary):
-        found = [summary.find(setting.optimizer, setting.region, setting.method, batch) for batch in summary.batches]
+        cells = [summary.find(setting.optimizer, setting.region, setting.method, batch) for batch in summary.batches]
         words = [setting.method] if setting.region is None else [setting.method, setting.name.label]
         name = OPTIMIZERS.get(setting.optimizer, setting.optimizer)
-        shown.add_row(name, ", ".join(words), *(_said(cell) for cell in found))
-    return shown
+        found.append([name, ", ".join(words), *map(_said, cells)])
+    return found
 
 
 def _settings(summary: Summary) -> list[Setting]:

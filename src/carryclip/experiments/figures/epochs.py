@@ -2,7 +2,6 @@
 
 from carryclip.experiments.figures.drawn import Drawn, caption, footer
 from carryclip.experiments.figures.lines import (
-    Line,
     batch_axis,
     draw_lines,
     draw_strip,
@@ -48,10 +47,12 @@ def draw(summary: Summary) -> Drawn | None:
     for row, view in enumerate(views):
         for column, name in enumerate(summary.optimizers):
             panel, strip = made.panels[row][column], made.strips[row][column]
-            _panel(panel, panels[row][column], view)
+            draw_lines(panel, panels[row][column])
+            panel.grid(axis="y", color="0.92", linewidth=0.6)
+            panel.set_axisbelow(True)
             draw_strip(strip, panels[row][column], [label for label, _ in legend], named=column == 0)
-            batch_axis(strip, view, 3.5)
             panel.set_title(OPTIMIZERS.get(name, name) + (", small batches" if row else ""))
+        batch_axis(made.strips[row][0], view, 3.5)  # the others of the row share it
         shown = [cell for lines in panels[row] for line in lines for cell in line.cells]
         epochs_axis(made.panels[row][0], shown, log=row == 0)
     made.label("batch size", f"epochs to {100 * summary.target:g} %")
@@ -62,10 +63,3 @@ def draw(summary: Summary) -> Drawn | None:
         "Hollow points: other learning rates are not done."
     )
     return Drawn(made.figure, caption(summary, cells, text), rows_of(panels[0]))
-
-
-def _panel(panel, lines: list[Line], view: list[int]) -> None:
-    draw_lines(panel, lines)
-    batch_axis(panel, view, 3.5)
-    panel.grid(axis="y", color="0.92", linewidth=0.6, zorder=0)
-    panel.set_axisbelow(True)

@@ -41,8 +41,8 @@ def draw(summary: Summary) -> Drawn | None:
         if not any(seen[name, pair] for pair in used):
             panel.text(0.5, 0.3, "nothing to compare yet", **centred(panel))
         panel.set_title(OPTIMIZERS.get(name, name))
-        batch_axis(panel, summary.batches, 3.5)
-        panel.set_ylim(-0.04, 1.04)
+    batch_axis(made.panels[0][0], summary.batches, 3.5)  # the others share it
+    made.panels[0][0].set_ylim(-0.04, 1.04)
     made.label("batch size", "chance of fewer epochs")
     text = (
         f"Chance that a run with U-Clip needs fewer epochs to {100 * summary.target:g} % than one without carry, "

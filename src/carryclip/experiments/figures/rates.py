@@ -1,10 +1,9 @@
 """How much the learning rate matters: epochs to the target against it, for every optimizer and batch size."""
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from carryclip.experiments.figures.drawn import Drawn, caption, footer
 from carryclip.experiments.figures.lines import Line, legend_of, lines_of
@@ -61,7 +60,7 @@ def _panel(panel: Any, lines: Sequence[Line], rates: Sequence[float], top: float
 def _line(panel: Any, line: Line, shift: float, top: float) -> None:
     (cell,) = line.cells
     seen = {lr: found for lr in sorted(cell.runs) if (found := list(cell.epochs_at(lr).values()))}
-    medians = {lr: float(np.median(found)) for lr, found in seen.items()}
+    medians = {lr: float(statistics.median(found)) for lr, found in seen.items()}
     whole = {lr for lr, found in seen.items() if len(found) == len(cell.runs[lr]) and max(found) < math.inf}
     finite = [median if median < math.inf else math.nan for median in medians.values()]
     panel.plot([lr * shift for lr in medians], finite, **line.look, zorder=2)
@@ -92,7 +91,7 @@ def _rows(cell: Cell) -> list[dict[str, Any]]:
     rows = []
     for lr in sorted(cell.runs):
         seen = list(cell.epochs_at(lr).values())
-        median = float(np.median(seen)) if seen else math.inf
+        median = float(statistics.median(seen)) if seen else math.inf
         rows.append(
             {
                 "optimizer": cell.setting.optimizer,

@@ -96,7 +96,8 @@ def _drawn(
         strip=strip_height(len(labels)),
         left=1.25,
     )
-    _fill(made, grid, titles, labels, batches, width)
+    _fill(made, grid, titles, labels)
+    batch_axis(made.strips[0][0], batches, width)  # all the others share it
     epochs_axis(made.panels[0][0], cells, log=log)
     made.label("batch size", f"epochs to {100 * summary.target:g} %")
     rows = {tuple(row.items()): row for row in rows_of(lines)}
@@ -108,8 +109,6 @@ def _fill(
     grid: list[list[list[Line]]],
     titles: list[list[str]],
     labels: list[str],
-    batches: Sequence[int],
-    width: float,
 ) -> None:
     for row, panels in enumerate(grid):
         for column, lines in enumerate(panels):
@@ -119,4 +118,3 @@ def _fill(
             panel.set_axisbelow(True)
             panel.set_title(titles[row][column])
             draw_strip(strip, lines, labels, named=column == 0)
-            batch_axis(strip, batches, width)

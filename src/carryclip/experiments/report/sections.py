@@ -1,8 +1,10 @@
 """What the page shows of one study: figures on disk and in the page, claims, environment, what went wrong."""
 
 import base64
+import contextlib
+import gc
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,11 +78,22 @@ def sections(store: Store, study: str, folder: Path, formats: Sequence[str]) -> 
     """All of a study; its figures are written to the folder as well."""
     parts = summaries(store, study)
     made = []
-    for part in parts:
-        size = "" if part.examples is None else f"-{part.examples}"
-        extra = f"-{part.task}{size}-{100 * part.target:g}" if len(parts) > 1 else ""
-        made.append(_section(part, slug(study + extra), folder, formats))
+    with _unwatched():
+        for part in parts:
+            size = "" if part.examples is None else f"-{part.examples}"
+            extra = f"-{part.task}{size}-{100 * part.target:g}" if len(parts) > 1 else ""
+            made.append(_section(part, slug(study + extra), folder, formats))
     return made
+
+
+@contextlib.contextmanager
+def _unwatched() -> Iterator[None]:
+    """Spare the garbage collector all that is there by now; figures wake it often, and records are many."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _section(summary: Summary, anchor: str, folder: Path, formats: Sequence[str]) -> Section:

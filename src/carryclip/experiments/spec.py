@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import difflib
+import functools
 import hashlib
 import importlib
 import json
@@ -70,20 +71,16 @@ class Spec:
         if self.region is None and self.carry != "none":
             raise ValueError(f"There is no carry without a region: carry is {self.carry!r}.")
         if self.region is not None:
-            region = parse(self.region)
-            if not isinstance(region, Region):
-                raise ValueError(f"region must be a region such as 'Norm(0.5)', got {self.region!r}.")
-            Rule(region, policy_of(self.carry))
-            object.__setattr__(self, "region", repr(region))
-        if self.carry not in ("none", "full"):
-            object.__setattr__(self, "carry", repr(policy_of(self.carry)))
+            region, carry = _canonical(self.region, self.carry)
+            object.__setattr__(self, "region", region)
+            object.__setattr__(self, "carry", carry)
         object.__setattr__(self, "lr", float(self.lr))
         object.__setattr__(self, "target", float(self.target))
 
     @property
     def canonical(self) -> str:
         """The one way to write this spec down."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":"))
+        return json.dumps(vars(self), sort_keys=True, separators=(",", ":"))
 
     @property
     def id(self) -> str:
@@ -119,6 +116,17 @@ class Spec:
     def from_canonical(cls, text: str) -> "Spec":
         """The spec that was written down so."""
         return cls.read(json.loads(text))
+
+
+@functools.lru_cache(maxsize=1024)
+def _canonical(region: str, carry: str) -> tuple[str, str]:
+    """Region and carry as they are written down, once they are found to go together; a study has few of them."""
+    found = parse(region)
+    if not isinstance(found, Region):
+        raise ValueError(f"region must be a region such as 'Norm(0.5)', got {region!r}.")
+    policy = policy_of(carry)
+    Rule(found, policy)
+    return repr(found), carry if carry in ("none", "full") else repr(policy)
 
 
 def check_keys(where: str, given: Mapping[str, Any], known: list[str]) -> None:

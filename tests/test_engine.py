@@ -90,7 +90,7 @@ def test_a_study_runs_to_its_end_and_a_second_time_has_nothing_to_do(tmp_path, s
         record = next(iter(store.records("study")))
     assert record.environment["threads"] == 1
     assert {"torch", "numpy", "carryclip", "python", "cpu", "commit"} <= set(record.environment)
-    assert not list(tmp_path.glob("a.checkpoints/*"))
+    assert not list(tmp_path.glob("a.sqlite.checkpoints/*"))
     code, out = run_study(tmp_path, small, tmp_path / "a.sqlite")
     assert code == 0
     assert "8 of 8 runs" in out
@@ -229,7 +229,7 @@ def test_stopping_is_clean_and_says_how_to_go_on(tmp_path, number):
     assert "Traceback" not in out
     with Store(store) as opened:
         assert opened.progress("study") == {"waiting": 2}
-    assert list(tmp_path.glob("a.checkpoints/*.pt"))
+    assert list(tmp_path.glob("a.sqlite.checkpoints/*.pt"))
 
 
 def _epochs(store):

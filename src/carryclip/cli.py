@@ -86,6 +86,7 @@ def reproduce(
     memory: Annotated[float | None, Parameter(group=_Studies)] = None,
     store: Annotated[str, Parameter(group=_Studies)] = STORE,
     resume: Annotated[bool, Parameter(group=_Studies)] = True,
+    retry: Annotated[bool, Parameter(group=_Studies)] = False,
     theory: Annotated[str | None, Parameter(group=_Studies)] = None,
     steps: Annotated[int, Parameter(group=_Theory)] = 10_000,
     seeds: Annotated[int, Parameter(group=_Theory)] = 1000,
@@ -116,6 +117,7 @@ def reproduce(
         memory: GB that a worker may take before its run is given up.
         store: file for the results.
         resume: go on with the store that is there; --no-resume sets it aside.
+        retry: do runs again that crashed, ran out of memory or took too long.
         theory: folder of the theory's figures, to have them in the report.
         steps: steps of each simulation, where the figure does not fix them (aliasing: 1500).
         seeds: simulations at each point.
@@ -149,6 +151,7 @@ def reproduce(
         options=options,
         store=store,
         resume=resume,
+        retry=retry,
         out=out or REPORT,
         theory=theory,
     )

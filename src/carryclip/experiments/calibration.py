@@ -2,7 +2,9 @@
 
 import itertools
 import multiprocessing
+import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable
 
@@ -23,14 +25,18 @@ def calibrate(specs: Iterable[Spec], workers: int, threads: int = 1, device: str
     for spec in specs:
         by_task.setdefault(spec.task, []).append(spec)
     begun = time.perf_counter()
-    with ProcessPool(workers, context=multiprocessing.get_context("spawn")) as pool:
+    pool = ProcessPool(workers, context=multiprocessing.get_context("spawn"))
+    try:
         ready = [pool.schedule(_ready) for _ in range(workers)]
         start = statistics.fmean(future.result() - begun for future in ready)
         rates = {}
         for task, mine in by_task.items():
-            futures = [pool.schedule(_measure, args=(mine, threads, device)) for _ in range(workers)]
+            futures = [pool.schedule(_measure, args=(mine, threads, device, os.getcwd())) for _ in range(workers)]
             rates[task] = _together([future.result() for future in futures], start)
-    return rates
+        return rates
+    finally:
+        pool.stop()
+        pool.join()
 
 
 def _ready() -> float:
@@ -47,17 +53,20 @@ def _together(measured: list[Rates], start: float) -> Rates:
     )
 
 
-def _measure(specs: list[Spec], threads: int, device: str) -> Rates:
+def _measure(specs: list[Spec], threads: int, device: str, folder: str) -> Rates:
     torch.set_num_threads(threads)
+    sys.path.append(folder)  # for methods of one's own
     begun = time.perf_counter()
     task = tasks.load(specs[0].task, min(specs, key=examples_of).examples, device)
     loaded = time.perf_counter() - begun
     bare = Spec(task=specs[0].task, optimizer="sgd", lr=1e-6, batch=1, epochs=1, seed=0)
     batches = sorted({spec.batch for spec in specs})
-    step = {batch: _step(task, bare, min(batch, task.chunk)) * max(1.0, batch / task.chunk) for batch in batches}
+    step = {
+        batch: _step(task, bare, min(batch, task.chunk), device) * max(1.0, batch / task.chunk) for batch in batches
+    }
     least = min(batches[0], task.chunk)
     methods = {method_of(spec): spec for spec in specs}
-    method = {key: max(0.0, _step(task, spec, least) - step[batches[0]]) for key, spec in methods.items()}
+    method = {key: max(0.0, _step(task, spec, least, device) - step[batches[0]]) for key, spec in methods.items()}
     net = training.start(bare, task, device).net
     part = slice(0, 5 * task.chunk)
     images, labels = task.images[part], task.labels[part]
@@ -65,9 +74,9 @@ def _measure(specs: list[Spec], threads: int, device: str) -> Rates:
     return Rates(step=step, method=method, example=evaluate / len(labels), start=loaded)
 
 
-def _step(task: tasks.Task, spec: Spec, batch: int) -> float:
+def _step(task: tasks.Task, spec: Spec, batch: int, device: str) -> float:
     """Seconds of a step by a spec's method at another batch size."""
-    run = training.start(spec, task)
+    run = training.start(spec, task, device)
     rows = torch.randperm(len(task.labels))[: 10 * batch].split(batch)
     return _timed(lambda: training.steps(task, run, rows)) / len(rows)
 

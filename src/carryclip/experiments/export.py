@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from carryclip.experiments.output import make_folder
+from carryclip.experiments.output import complain, make_folder
 from carryclip.experiments.spec import Spec
 from carryclip.experiments.store import Epoch, Record, Store, StoreError
 
@@ -29,7 +29,7 @@ def main(path: str, out: str, kinds: Sequence[str]) -> int:
             for written in export(store, folder, kinds):
                 console.print(f"Wrote {written}.", highlight=False)
     except StoreError as error:
-        console.print(f"[red]{error}", highlight=False)
+        complain(console, error)
         return 2
     return 0
 
@@ -44,7 +44,7 @@ def merge(into: str, others: Sequence[str]) -> int:
                     new, results = store.merge(other)
                 console.print(f"{path}: {new} runs and {results} results that {into} had not.", highlight=False)
     except StoreError as error:
-        console.print(f"[red]{error}", highlight=False)
+        complain(console, error)
         return 2
     return 0
 

@@ -47,7 +47,11 @@ def load(source: str | Path) -> Study:
     if path.suffix == ".toml":
         if not path.is_file():
             raise ValueError(f"There is no study file {path}.")
-        return read(path.read_text(encoding="utf-8"), str(path))
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} cannot be read: {error}.") from None
+        return read(text, str(path))
     known = names()
     if str(source) not in known:
         raise ValueError(f"There is no study {str(source)!r}; there are {', '.join(known)}, or give a .toml file.")
@@ -69,6 +73,12 @@ def read(text: str, where: str) -> Study:
     for key in ("name", "tier", "grid"):
         if key not in given:
             raise ValueError(f"{where} lacks {key!r}.")
+    if not isinstance(given["name"], str) or not given["name"]:
+        raise ValueError(f"{where}: name must be a word, got {given['name']!r}.")
+    if not isinstance(given["grid"], list) or not all(isinstance(grid, dict) for grid in given["grid"]):
+        raise ValueError(f"{where}: a grid begins with [[grid]], in two pairs of brackets.")
+    if not isinstance(given.get("defaults", {}), dict):
+        raise ValueError(f"{where}: defaults must be a table, [defaults].")
     if given["tier"] not in ("smoke", "small", "paper"):
         raise ValueError(f"{where}: tier must be 'smoke', 'small' or 'paper', got {given['tier']!r}.")
     defaults = given.get("defaults", {})
@@ -101,6 +111,8 @@ def _expanded(grid: Mapping[str, Any], where: str) -> Iterator[tuple[Spec, float
             given = {**chosen, **dict(zip(found, values, strict=True))}
             typical = given.pop("typical", None)
             spec = Spec.read(given, where)
+            if typical is not None and (not isinstance(typical, (int, float)) or not typical > 0):
+                raise ValueError(f"{where}: typical must be a number of epochs, got {typical!r}.")
             yield spec, float(min(typical or spec.epochs, spec.epochs))
 
 

@@ -8,13 +8,18 @@ from typing import Any
 from rich.console import Console
 
 
+def complain(console: Console, error: object) -> None:
+    """Say what is wrong, in red; what looks like markup in a path or a message stays as it is."""
+    console.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
+
+
 def make_folder(out: str, console: Console) -> Path | None:
     """The folder, made if it is not there; None, after saying why, if it cannot be."""
     folder = Path(out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        console.print(f"[red]Cannot write to {folder}: {error.strerror}. Choose another folder with --out.")
+        complain(console, f"Cannot write to {folder}: {error.strerror}. Choose another folder with --out.")
         return None
     return folder
 

@@ -9,22 +9,27 @@ from rich.console import Console
 from rich.table import Table
 
 from carryclip.experiments import cost, grid
+from carryclip.experiments.engine.settings import Options
+from carryclip.experiments.output import complain
 from carryclip.experiments.store import Store, StoreError
 
 
 def ask(what: Sequence[str], *, tier: str | None, store: str, workers: int | None, threads: int, device: str) -> int:
     """Find the studies and plan them."""
-    from carryclip.experiments.reproduce import studies
+    from carryclip.experiments.reproduce import check_options, studies
 
     try:
+        check_options(Options(workers=workers, threads=threads, device=device))
         chosen = studies(what or ([] if tier else grid.names()), tier)
-        return main(chosen, store=store, workers=workers or default_workers(threads), threads=threads, device=device)
+        typed = " ".join([*what, *(["--tier", tier] if tier else [])]) or "STUDY"
+        workers = workers or default_workers(threads, device)
+        return main(chosen, typed, store=store, workers=workers, threads=threads, device=device)
     except (ValueError, StoreError) as error:
-        Console().print(f"[red]{error}", highlight=False)
+        complain(Console(), error)
         return 2
 
 
-def main(chosen: Sequence[grid.Study], *, store: str, workers: int, threads: int, device: str) -> int:
+def main(chosen: Sequence[grid.Study], typed: str, *, store: str, workers: int, threads: int, device: str) -> int:
     """Measure, and print a table."""
     from carryclip.experiments.calibration import calibrate
     from carryclip.experiments.data import DataError
@@ -35,7 +40,7 @@ def main(chosen: Sequence[grid.Study], *, store: str, workers: int, threads: int
         try:
             rates = calibrate([spec for study in chosen for spec in study.specs], workers, threads, device)
         except DataError as error:
-            console.print(f"[red]{error}")
+            complain(console, error)
             return 2
     table = Table(title=f"On this machine: {workers} worker(s) of {threads} thread(s), {device}", title_justify="left")
     for column in ("study", "tier", "runs", "done", "steps", "expected", "at most"):
@@ -52,8 +57,9 @@ def main(chosen: Sequence[grid.Study], *, store: str, workers: int, threads: int
     console.print(
         f"Expected: each run stops at its target after as many epochs as is typical of the study. At most: none does. "
         f"Measured in {time.perf_counter() - begun:.0f} s.\n"
-        f"To go ahead: [bold]carryclip reproduce {' '.join(study.name for study in chosen)}[/bold]",
+        f"To go ahead: carryclip reproduce {typed}",
         highlight=False,
+        markup=False,
     )
     return 0
 
@@ -92,7 +98,9 @@ def hours(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:,.0f} days"
 
 
-def default_workers(threads: int = 1) -> int:
-    """As many as there are cores for."""
+def default_workers(threads: int = 1, device: str = "cpu") -> int:
+    """As many as there are cores for; one for a GPU."""
+    if device != "cpu":
+        return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // threads)

@@ -1,5 +1,6 @@
 """The command behind ``carryclip replay``: one run again, compared with its record bit by bit."""
 
+import os
 from dataclasses import fields
 
 from rich.console import Console
@@ -7,6 +8,7 @@ from rich.table import Table
 
 from carryclip.experiments.engine import work
 from carryclip.experiments.engine.settings import Setting
+from carryclip.experiments.output import complain
 from carryclip.experiments.status import find
 from carryclip.experiments.store import End, Epoch, Store, StoreError
 
@@ -22,14 +24,14 @@ def main(start: str, path: str) -> int:
             record = store.record_of(run)
             recorded = store.epochs(run)
     except StoreError as error:
-        console.print(f"[red]{error}", highlight=False)
+        complain(console, error)
         return 2
     if record.outcome is None:
-        console.print(f"[red]Run {run} is not done yet; see carryclip status --store {path}", highlight=False)
+        complain(console, f"Run {run} is not done yet; see carryclip status --store {path}")
         return 2
     threads = int(record.environment.get("threads", 1))
-    setting = Setting(threads=threads, device=record.environment.get("device", "cpu"))
-    console.print(f"{run}: {record.spec.canonical}", highlight=False)
+    setting = Setting(threads=threads, device=record.environment.get("device", "cpu"), paths=(os.getcwd(),))
+    console.print(f"{run}: {record.spec.canonical}", highlight=False, markup=False)
     again: list[Epoch] = []
     end: End | None = None
     with console.status("Training ...") as status:
@@ -41,7 +43,7 @@ def main(start: str, path: str) -> int:
             status.update(f"Training: epoch {event.epoch} of {len(recorded)}")
     different = differences(recorded, again)
     if end is not None and (end.outcome, end.reached) != (record.outcome, record.reached):
-        console.print(f"[red]It ended otherwise: recorded {record.outcome}, now {end.outcome}.")
+        complain(console, f"It ended otherwise: recorded {record.outcome}, now {end.outcome}. {end.message or ''}")
     elif not different:
         console.print(f"Every number of its {len(recorded)} epochs is the same.")
         return 0

@@ -1,5 +1,8 @@
 """The command behind ``carryclip reproduce``: figures of the theory and studies by name, by tier or from a file."""
 
+import importlib.util
+import sqlite3
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import fields
@@ -9,9 +12,10 @@ from typing import Any
 from rich.console import Console
 
 from carryclip.experiments import grid
+from carryclip.experiments.cost import EXAMPLES
 from carryclip.experiments.engine.settings import Options
-from carryclip.experiments.output import make_folder
-from carryclip.experiments.spec import Spec, check_keys, parse
+from carryclip.experiments.output import complain, make_folder
+from carryclip.experiments.spec import Spec, check_keys, load_method, parse
 from carryclip.experiments.store import Store, StoreError
 
 
@@ -41,7 +45,7 @@ def restriction(only: Sequence[str]) -> dict[str, set[str]]:
         if not equals or not values:
             raise InputError(f"--only wants field=value, such as optimizer=sgd,adam; got {each!r}.")
         check_keys("--only", {key: values}, known)
-        wanted[key] = {_canonical(key, value.strip()) for value in _split(values)}
+        wanted.setdefault(key, set()).update(_canonical(key, value.strip()) for value in _split(values))
     return wanted
 
 
@@ -78,16 +82,17 @@ def main(
     store: str,
     resume: bool,
     out: str,
+    retry: bool = False,
     theory: str | None = None,
 ) -> int:
     """Run studies and build the report."""
     console = Console()
     try:
         chosen, wanted = studies(what, tier), restriction(only)
-        _checked(options)
-        _check(chosen, wanted)
+        check_options(options)
+        _check(chosen, wanted, options, theory)
     except ValueError as error:
-        console.print(f"[red]{error}", highlight=False)
+        complain(console, error)
         return 2
     folder = make_folder(out, console)
     path = Path(store)
@@ -98,9 +103,9 @@ def main(
     try:
         if not resume:
             _set_aside(path, console)
-        code = supervise(chosen, path, options, console, wanted)
-    except StoreError as error:
-        console.print(f"[red]{error}", highlight=False)
+        code = supervise(chosen, path, options, console, wanted, retry=retry)
+    except (StoreError, sqlite3.Error, ValueError, ConnectionError) as error:
+        complain(console, error)
         return 2
     if code == 130:
         return code
@@ -114,40 +119,71 @@ def main(
     return report(store, [study.name for study in chosen], out, theory) or code
 
 
-def _check(chosen: Sequence[grid.Study], wanted: dict[str, set[str]]) -> None:
-    """Before anything starts: is there something to do, and the data for it?"""
-    if not any(grid.matches(spec, wanted) for study in chosen for spec in study.specs):
+def _check(chosen: Sequence[grid.Study], wanted: dict[str, set[str]], options: Options, theory: str | None) -> None:
+    """Before anything starts: is there something to do, and all that it needs? A run's failure is for good."""
+    specs = [spec for study in chosen for spec in study.specs if grid.matches(spec, wanted)]
+    if not specs:
         raise InputError("No run is left by --only; carryclip plan shows what the studies have.")
-    if any(spec.task == "cifar10" for study in chosen for spec in study.specs):
+    if theory is not None and not (Path(theory) / "claims.json").is_file():
+        raise InputError(
+            f"{theory} has no figures of the theory; carryclip reproduce theory --out {theory} makes them."
+        )
+    for spec in specs:
+        if spec.examples is not None and spec.examples > EXAMPLES[spec.task]:
+            raise InputError(f"{spec.task} has {EXAMPLES[spec.task]:,} training examples, not {spec.examples:,}.")
+    if any(spec.task == "cifar10" for spec in specs) and options.engine == "local":
         from carryclip.experiments.data import DataError, load_cifar10
 
         try:
             load_cifar10()
         except DataError as error:
             raise InputError(str(error)) from None
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    for method in {spec.method for spec in specs if spec.method is not None}:
+        load_method(method)
+    _check_machine(options)
+
+
+def _check_machine(options: Options) -> None:
+    if options.engine == "ray" and importlib.util.find_spec("ray") is None:
+        raise InputError('The cluster engine is an extra: pip install "carryclip[ray]"')
+    if options.engine == "local" and options.device != "cpu":
+        import torch
+
+        try:
+            torch.zeros(1, device=options.device)
+        except (RuntimeError, AssertionError) as error:
+            raise InputError(f"Cannot train on {options.device!r} here: {str(error).splitlines()[0]}") from None
 
 
 def _set_aside(path: Path, console: Console) -> None:
     """Begin anew without losing what there is."""
     if not path.exists():
         return
+    with Store(path) as store:
+        if store.owners():
+            raise StoreError(f"Someone is at work on {path}; stop that first, or choose another --store.")
     aside = path.with_name(f"{path.stem}-until-{time.strftime('%Y%m%d-%H%M%S')}{path.suffix}")
-    for ending in ("", "-wal", "-shm"):
+    for ending in ("", "-wal", "-shm", ".checkpoints"):
         part = path.with_name(path.name + ending)
         if part.exists():
             part.rename(aside.with_name(aside.name + ending))
     console.print(f"The old store is now {aside}.", highlight=False)
 
 
-def _checked(options: Options) -> None:
+def check_options(options: Options) -> None:
+    """Numbers that can be meant."""
     for name in ("workers", "threads"):
         if (value := getattr(options, name)) is not None and value < 1:
             raise InputError(f"--{name} must be at least 1, got {value}.")
     for name in ("timeout", "memory"):
         if (value := getattr(options, name)) is not None and not value > 0.0:
             raise InputError(f"--{name} must be above 0, got {value:g}.")
-    if options.gpus < 0.0:
-        raise InputError(f"--gpus must be at least 0, got {options.gpus:g}.")
+    if options.gpus < 0.0 or (options.gpus > 1.0 and options.gpus != int(options.gpus)):
+        raise InputError(f"--gpus must be a share of one or a whole number, got {options.gpus:g}.")
+    if options.engine == "ray" and options.device != "cpu" and not options.gpus:
+        raise InputError("Workers on a cluster get a GPU only if you say how much of one: --gpus 1, or --gpus 0.25.")
 
 
 def options_from(**given: Any) -> Options:

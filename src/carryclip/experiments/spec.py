@@ -66,6 +66,10 @@ class Spec:
             value = getattr(self, name)
             if not (name == "examples" and value is None):
                 _whole(name, value, least)
+        if self.seed >= 2**62:
+            raise ValueError(f"seed must be below 2**62, got {self.seed}.")
+        if self.method is not None and (not isinstance(self.method, str) or ":" not in self.method):
+            raise ValueError(f"method must be 'module:function', got {self.method!r}.")
         if self.method is not None and (self.region is not None or self.carry != "none"):
             raise ValueError("A spec with a method of its own has neither region nor carry.")
         if self.region is None and self.carry != "none":

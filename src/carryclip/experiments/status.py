@@ -7,6 +7,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
+from carryclip.experiments.output import complain
 from carryclip.experiments.store import OUTCOMES, Store, StoreError
 
 COLUMNS = ("waiting", "running", *OUTCOMES)
@@ -27,7 +28,7 @@ def main(path: str, *, watch: bool, failed: bool, every: float = 2.0) -> int:
                     time.sleep(every)
                     live.update(overview(store), refresh=True)
     except StoreError as error:
-        console.print(f"[red]{error}", highlight=False)
+        complain(console, error)
         return 2
     except KeyboardInterrupt:
         return 130

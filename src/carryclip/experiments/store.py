@@ -7,6 +7,7 @@ after its lease went to another is refused, so that every run is accepted exactl
 import contextlib
 import json
 import math
+import os
 import sqlite3
 import time
 from collections import Counter
@@ -54,6 +55,7 @@ CREATE TABLE IF NOT EXISTS epochs (
 """
 
 _RECORD = "runs.spec, state, outcome, reached, seconds, message, environment"
+_MINE = "(owner = :owner OR substr(owner, 1, length(:owner) + 1) = :owner || '/')"
 _RUNS = "studies JOIN runs ON runs.id = studies.run WHERE studies.name = ?"
 
 
@@ -111,22 +113,50 @@ class Store:
         if not create and not self.path.is_file():
             raise StoreError(f"There is no store {self.path}; carryclip reproduce makes one.")
         try:
-            self._db = sqlite3.connect(self.path, timeout=60.0, isolation_level=None)
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = NORMAL")
-            self._db.execute("PRAGMA foreign_keys = ON")
+            self._open(create)
+        except sqlite3.Error as error:
+            raise StoreError(f"{self.path} cannot be opened as a store: {error}.") from None
+
+    def _open(self, create: bool) -> None:
+        self._db = sqlite3.connect(self.path, timeout=60.0, isolation_level=None)
+        tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if tables:
+            self._check_version(tables)
+        elif not create:
+            raise sqlite3.DatabaseError("it is empty")
+        if not os.access(self.path, os.W_OK):
+            # For reading only: without its write-ahead log, which a store that was closed does not have.
+            self._db.close()
+            self._db = sqlite3.connect(f"{self.path.absolute().as_uri()}?immutable=1", uri=True, isolation_level=None)
+            return
+        self._with_patience("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        self._db.execute("PRAGMA foreign_keys = ON")
+        if not tables:
             with self._transaction():
                 for statement in _SCHEMA.split(";\n"):
                     if statement.strip():
                         self._db.execute(statement)
                 self._db.execute("INSERT OR IGNORE INTO meta VALUES ('version', ?)", (str(VERSION),))
-        except sqlite3.DatabaseError as error:
-            raise StoreError(f"{self.path} cannot be opened as a store: {error}.") from None
-        found = self._db.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()[0]
+
+    def _check_version(self, tables: set[str]) -> None:
+        if not {"meta", "runs", "epochs"} <= tables:
+            raise sqlite3.DatabaseError("it is a database of something else")
+        (found,) = self._db.execute("SELECT value FROM meta WHERE key = 'version'").fetchone() or ("?",)
         if found != str(VERSION):
-            raise StoreError(
-                f"{self.path} was written by another version of carryclip (store {found}, here {VERSION})."
-            )
+            raise sqlite3.DatabaseError(f"another version of carryclip wrote it (store {found}, here {VERSION})")
+
+    def _with_patience(self, statement: str) -> None:
+        """SQLite does not wait for a lock where it changes the journal's mode, so this does."""
+        for _ in range(100):
+            try:
+                self._db.execute(statement)
+                return
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error):
+                    raise
+                time.sleep(0.1)
+        self._db.execute(statement)
 
     def close(self) -> None:
         """Let the file go."""
@@ -141,13 +171,14 @@ class Store:
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """All or nothing, and no other writer in between."""
-        self._db.execute("BEGIN IMMEDIATE")
         try:
+            self._db.execute("BEGIN IMMEDIATE")
             yield self._db
+            self._db.execute("COMMIT")
         except BaseException:
-            self._db.execute("ROLLBACK")
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
             raise
-        self._db.execute("COMMIT")
 
     # ------------------------------------------------------------------ taking and finishing runs
 
@@ -192,25 +223,38 @@ class Store:
         """How many runs that may be taken wait or run."""
         return self._db.execute(f"SELECT count(*) FROM {self._chosen} AND runs.state != 'done'", (study,)).fetchone()[0]
 
+    def retry(self, study: str, outcomes: Sequence[Outcome]) -> int:
+        """Let runs wait again that ended so; how many that are."""
+        marks = ", ".join("?" * len(outcomes))
+        with self._transaction() as db:
+            query = (
+                "UPDATE runs SET state = 'waiting', outcome = NULL, reached = NULL, seconds = NULL, message = NULL, "
+                f"environment = NULL WHERE outcome IN ({marks}) AND id IN (SELECT run FROM studies WHERE name = ?)"
+            )
+            return db.execute(query, (*outcomes, study)).rowcount
+
     def owners(self) -> list[str]:
         """All that have taken runs and not finished them."""
         rows = self._db.execute("SELECT DISTINCT owner FROM runs WHERE state = 'running'")
         return [owner for (owner,) in rows]
 
     def renew(self, owner: str, lease: float = LEASE) -> int:
-        """Keep what ``owner`` has taken; how many runs that are."""
+        """Keep what ``owner``, or ``owner/...``, has taken; how many runs that are."""
         with self._transaction() as db:
-            query = "UPDATE runs SET lease = ? WHERE owner = ? AND state = 'running'"
-            return db.execute(query, (time.time() + lease, owner)).rowcount
+            query = f"UPDATE runs SET lease = :lease WHERE {_MINE} AND state = 'running'"
+            return db.execute(query, {"lease": time.time() + lease, "owner": owner}).rowcount
 
     def give_back(self, owner: str, run: str | None = None) -> int:
-        """Let others have what ``owner`` has taken and not finished: one run, or all; how many that are."""
+        """Let others have what ``owner``, or ``owner/...``, has taken and not finished; how many runs that are.
+
+        Only this run, if one is given.
+        """
         with self._transaction() as db:
             query = (
                 "UPDATE runs SET state = 'waiting', owner = NULL, lease = NULL "
-                "WHERE owner = ? AND state = 'running' AND id = coalesce(?, id)"
+                f"WHERE {_MINE} AND state = 'running' AND id = coalesce(:run, id)"
             )
-            return db.execute(query, (owner, run)).rowcount
+            return db.execute(query, {"owner": owner, "run": run}).rowcount
 
     def begin(self, run: str, owner: str, after: int = 0) -> bool:
         """A run starts, or goes on after an epoch: what was written beyond it is forgotten.

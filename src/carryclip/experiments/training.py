@@ -1,5 +1,6 @@
 """One run: train as its spec says, tell what happened after every epoch, and go on where a checkpoint left off."""
 
+import contextlib
 import math
 import os
 import time
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from carryclip import __version__
 from carryclip.diagnosis import CarryClipWarning
 from carryclip.experiments import tasks
 from carryclip.experiments.spec import Spec, load_method, parse, policy_of
@@ -39,6 +41,7 @@ class _Run:
             "net": self.net.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "order": self.order.get_state(),
+            "random": torch.get_rng_state(),
             "history": [asdict(epoch) for epoch in self.history],
             **own,
         }
@@ -47,6 +50,7 @@ class _Run:
         self.net.load_state_dict(state["net"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.order.set_state(state["order"])
+        torch.set_rng_state(state["random"])
         self.history = [Epoch(**epoch) for epoch in state["history"]]
         if "clipper" in state:
             self.clipper.load_state_dict(state["clipper"])
@@ -68,7 +72,7 @@ def train(
     task = tasks.load(spec.task, spec.examples, device)
     run = start(spec, task, device)
     if checkpoint is not None:
-        _resume(run, spec, checkpoint)
+        run = _resumed(run, spec, checkpoint, device) or start(spec, task, device)
     yield from run.history
     saved = time.perf_counter()
     while True:
@@ -78,7 +82,7 @@ def train(
         run.history.append(_epoch(spec, task, run))
         yield run.history[-1]
         if checkpoint is not None and time.perf_counter() - saved >= every:
-            _save(run, spec, checkpoint)
+            _save(run, spec, checkpoint, device)
             saved = time.perf_counter()
 
 
@@ -95,6 +99,7 @@ def _end(spec: Spec, history: list[Epoch]) -> End | None:
 
 def start(spec: Spec, task: tasks.Task, device: str = "cpu") -> _Run:
     """A run at its beginning."""
+    torch.manual_seed(spec.seed)  # nothing here draws from it, but a method of one's own may
     weights, order = (torch.Generator().manual_seed(2 * spec.seed + which) for which in (0, 1))
     net = task.build(weights).to(device)
     optimizer = _optimizer(spec, net)
@@ -110,7 +115,10 @@ def _optimizer(spec: Spec, net: nn.Module) -> torch.optim.Optimizer:
 def _attach(spec: Spec, optimizer: torch.optim.Optimizer, steps: int) -> Any:
     """The spec's method on the optimizer: a clipper, whatever a method of one's own returns, or None."""
     if spec.method is not None:
-        return load_method(spec.method)(optimizer, spec)
+        clipper = load_method(spec.method)(optimizer, spec)
+        if isinstance(clipper, UClip):
+            clipper.metrics_every = _sampling(steps)
+        return clipper
     if spec.region is None:
         return None
     return UClip(optimizer, parse(spec.region), policy_of(spec.carry), metrics_every=_sampling(steps))
@@ -193,25 +201,34 @@ def accuracy_of(net: nn.Module, images: Tensor, labels: Tensor, chunk: int) -> f
     return float(sum((net(x).argmax(1) == y).sum() for x, y in parts)) / len(labels)
 
 
-def _save(run: _Run, spec: Spec, path: Path) -> None:
-    """Whole or not at all: written aside, then put in its place."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _save(run: _Run, spec: Spec, path: Path, device: str) -> None:
+    """Whole or not at all: written aside, then put in its place. That it cannot be is no reason to stop."""
     aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
     try:
-        torch.save({"spec": spec.canonical, **run.state()}, aside)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save({"made": _made(spec, device), **run.state()}, aside)
         os.replace(aside, path)
+    except (OSError, RuntimeError) as error:  # torch says RuntimeError when the disk is full
+        warnings.warn(f"The checkpoint {path} cannot be written: {error}.", stacklevel=2)
     finally:
-        aside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
 
 
-def _resume(run: _Run, spec: Spec, path: Path) -> None:
-    """Go on from a checkpoint if there is a whole one of this very run; its results are the same either way."""
+def _resumed(run: _Run, spec: Spec, path: Path, device: str) -> _Run | None:
+    """The run as a checkpoint has it, or as it is if there is none of this very run; None if it cannot be read."""
     try:
         state = torch.load(path, weights_only=True, map_location="cpu")
+        if state.pop("made") == _made(spec, device):
+            run.restore(state)
     except FileNotFoundError:
-        return
+        return run
     except Exception as error:  # torch names many kinds for a damaged file
         warnings.warn(f"The checkpoint {path} cannot be read, so the run starts anew: {error}.", stacklevel=2)
-        return
-    if state.pop("spec") == spec.canonical:
-        run.restore(state)
+        return None
+    return run
+
+
+def _made(spec: Spec, device: str) -> str:
+    """What must agree, or a resumed run would be neither the one nor the other."""
+    return f"{spec.canonical} {__version__} {torch.__version__} {device} {torch.get_num_threads()}"

@@ -77,8 +77,7 @@ class UClip:
         carry_dtype: str | torch.dtype | None = None,
         moments_dtype: str | torch.dtype | None = None,
     ) -> None:
-        if isinstance(metrics_every, bool) or not isinstance(metrics_every, int) or metrics_every < 0:
-            raise ValueError(f"metrics_every must be a whole number of steps, or 0 for never; got {metrics_every!r}.")
+        check_every(metrics_every)
         optimizers, self._own_groups = _targets.parse(target)
         self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
         self.regions = RegionMap(region)
@@ -122,6 +121,15 @@ class UClip:
         return [optimizer for ref in self._optimizers if (optimizer := ref()) is not None]
 
     # ------------------------------------------------------------------ use
+
+    @property
+    def metrics_every(self) -> int:
+        """Steps between two that are measured; may be changed at any time."""
+        return self._engine.metrics_every
+
+    @metrics_every.setter
+    def metrics_every(self, every: int) -> None:
+        self._engine.metrics_every = check_every(every)
 
     def clip_(self) -> None:
         """Clip the gradients in place (explicit form), once per step, after ``backward()`` and any unscaling."""
@@ -390,6 +398,13 @@ class UClip:
         if self._optimizers:
             return _attach_again, (self.optimizers, self.regions.default, options, self._removed)
         return _make_explicit, (self._own_groups, self.regions.default, options, self.state_dict(), self._removed)
+
+
+def check_every(every: int) -> int:
+    """A number of steps between two that are measured."""
+    if isinstance(every, bool) or not isinstance(every, int) or every < 0:
+        raise ValueError(f"metrics_every must be a whole number of steps, or 0 for never; got {every!r}.")
+    return every
 
 
 def _same(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:

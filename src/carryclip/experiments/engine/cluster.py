@@ -1,5 +1,6 @@
 """Runs on a Ray cluster: workers tell, the driver alone writes, and a node that dies costs its runs a new start."""
 
+import itertools
 import logging
 import time
 from collections import Counter
@@ -60,7 +61,10 @@ class RayEngine:
             ray.init(address=address, **quiet)
         options = {"num_cpus": setting.threads, "num_gpus": gpus, "max_retries": 0, "num_returns": "streaming"}
         self._task = ray.remote(_train).options(**options)
+        self._check_room()
         self._flying: dict[Any, Spec] = {}
+        self._claims: dict[Any, str] = {}
+        self._taken = itertools.count()
         self._begun: dict[Any, float] = {}
         self._told: dict[Any, dict[str, Any]] = {}
         self._deaths: Counter[str] = Counter()
@@ -82,6 +86,16 @@ class RayEngine:
             for flight in self._flying:
                 ray.cancel(flight, force=True)
 
+    def _check_room(self) -> None:
+        """A task that no node can ever run would wait for ever without a word."""
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        wanted = {"CPU": float(self.setting.threads), "GPU": self.gpus}
+        if not any(all(node.get(kind, 0.0) >= size for kind, size in wanted.items()) for node in nodes):
+            raise ValueError(
+                f"No node of the cluster has {self.setting.threads} CPUs and {self.gpus:g} GPUs; "
+                "take fewer --threads or --gpus, or start larger nodes."
+            )
+
     def _room(self) -> int:
         """Tasks to have in flight: what the cluster can run now, and no queue that grows with the study."""
         if self.workers is not None:
@@ -94,14 +108,21 @@ class RayEngine:
 
     def _fill(self, study: str) -> None:
         room = self._room()
-        while len(self._flying) < room and (taken := self.store.take(study, self.owner)):
+        while len(self._flying) < room:
+            self.store.renew(self.owner)  # after a pause our leases may have passed, and we would take our own runs
+            claim = f"{self.owner}/{next(self._taken)}"
+            if not (taken := self.store.take(study, claim)):
+                return
             flight = self._task.remote(taken[0].canonical, self.setting)
-            self._flying[flight] = taken[0]
+            self._flying[flight], self._claims[flight] = taken[0], claim
 
     def _listen(self) -> None:
-        ready, _ = ray.wait(list(self._flying), num_returns=len(self._flying), timeout=0.5, fetch_local=True)
-        for flight in ready:
-            self._hear(flight)
+        ready, _ = ray.wait(list(self._flying), num_returns=1, timeout=0.5)
+        while ready:  # as much as there is to hear, or short epochs would pile up
+            for flight in ready:
+                self._hear(flight)
+            flights = list(self._flying)
+            ready = ray.wait(flights, num_returns=len(flights), timeout=0)[0] if flights else []
         if self.timeout is not None:
             late = [flight for flight, begun in self._begun.items() if time.monotonic() - begun > self.timeout]
             for flight in late:
@@ -125,7 +146,9 @@ class RayEngine:
             self._begun.setdefault(flight, time.monotonic())
             if isinstance(event, End):
                 self._end(flight, event)
-            elif event is not None and not work.write(self.store, self.owner, self._flying[flight], event, told):
+            elif event is not None and not work.write(
+                self.store, self._claims[flight], self._flying[flight], event, told
+            ):
                 ray.cancel(flight, force=True)
                 self._forget(flight)
 
@@ -137,16 +160,16 @@ class RayEngine:
             said = f"The worker died {DEATHS} times.\n{why}"[-work.MESSAGE_LENGTH :]
             self._end(flight, End("crashed", message=said))
         else:
-            self.store.give_back(self.owner, spec.id)
+            self.store.give_back(self._claims[flight])
             self._forget(flight)
 
     def _end(self, flight: Any, end: End) -> None:
         told = self._told.get(flight) or work.environment(self.setting)
-        work.write(self.store, self.owner, self._flying[flight], end, told)
+        work.write(self.store, self._claims[flight], self._flying[flight], end, told)
         self._forget(flight)
 
     def _forget(self, flight: Any) -> None:
-        for table in (self._flying, self._begun, self._told):
+        for table in (self._flying, self._claims, self._begun, self._told):
             table.pop(flight, None)
 
 

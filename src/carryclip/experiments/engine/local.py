@@ -1,5 +1,7 @@
 """Runs on this machine, in processes of a pebble pool: one that is killed costs its run a new start, no more."""
 
+import itertools
+import math
 import multiprocessing
 import os
 import signal
@@ -17,12 +19,15 @@ from carryclip.experiments.engine import work
 from carryclip.experiments.engine.owners import free_the_dead
 from carryclip.experiments.engine.settings import Setting
 from carryclip.experiments.spec import Spec
-from carryclip.experiments.store import Store
+from carryclip.experiments.store import End, Outcome, Store
 
 Tick = Callable[[], None]
 KILLS = 20
 """Times that a run may be killed from outside before it is given up."""
-FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT}
+BREAKS = 5
+"""Pools in a row that may break before one of their runs has ended."""
+FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT, int(signal.SIGTERM)}
+"""Exit codes of workers that someone stopped; pebble's leave with a positive one when asked politely."""
 
 
 class LocalEngine:
@@ -41,12 +46,16 @@ class LocalEngine:
     def __init__(self, store: Store, owner: str, setting: Setting, *, workers: int, timeout: float | None) -> None:
         self.store, self.owner, self.setting = store, owner, setting
         self.workers, self.timeout = workers, timeout
-        self._flying: dict[Future[None], Spec] = {}
-        self._kills: Counter[str] = Counter()
+        self._flying: dict[Future[None], tuple[Spec, str]] = {}
+        self._taken = itertools.count()
+        self._again: Counter[str] = Counter()
+        self._landed = self._breaks = 0
+        self._ooms, self._oom_seen = _kernel_ooms(), -math.inf
 
     def run(self, study: str, tick: Tick) -> None:
         """Work until no run of the study waits or runs, here or elsewhere."""
         while True:
+            before = self._landed
             with self._pool() as pool:
                 try:
                     self._work(pool, study, tick)
@@ -54,15 +63,22 @@ class LocalEngine:
                 except BrokenProcessPool:  # a worker was killed while it had nothing to do
                     self._flying.clear()
                     self.store.give_back(self.owner)
+            self._breaks = self._breaks + 1 if self._landed == before else 0
+            if self._breaks >= BREAKS:
+                raise RuntimeError(
+                    "Worker processes do not start, or die at once. Is there memory for them? A script that calls "
+                    'this needs the line: if __name__ == "__main__":'
+                )
 
     def _work(self, pool: ProcessPool, study: str, tick: Tick) -> None:
         while True:
             self._fill(pool, study)
             tick()
+            self._look_at_memory()
             if self._flying:
                 done, _ = wait(self._flying, timeout=0.5, return_when=FIRST_COMPLETED)
                 for future in done:
-                    self._land(future, self._flying.pop(future))
+                    self._land(future, *self._flying.pop(future))
             elif self.store.unfinished(study):
                 time.sleep(0.5)  # others are at work on the rest; should they die, it is for us
                 free_the_dead(self.store)
@@ -70,45 +86,69 @@ class LocalEngine:
                 return
 
     def _fill(self, pool: ProcessPool, study: str) -> None:
-        while len(self._flying) < self.workers and (taken := self.store.take(study, self.owner)):
-            spec = taken[0]
-            arguments = (spec.canonical, str(self.store.path), self.owner, self.setting)
-            self._flying[pool.schedule(work.run, args=arguments, timeout=self.timeout)] = spec
+        """Take as many runs as there are free workers, each under a name of its own.
 
-    def _land(self, future: Future[None], spec: Spec) -> None:
+        So a worker whose run was lost and taken again, even by us, cannot write any more.
+        """
+        while len(self._flying) < self.workers:
+            self.store.renew(self.owner)  # after a pause our leases may have passed, and we would take our own runs
+            claim = f"{self.owner}/{next(self._taken)}"
+            taken = self.store.take(study, claim)
+            if not taken:
+                return
+            arguments = (taken[0].canonical, str(self.store.path.resolve()), claim, self.setting)
+            try:
+                future = pool.schedule(work.run, args=arguments, timeout=self.timeout)
+            except RuntimeError as error:  # what pebble says once its pool is broken
+                raise BrokenProcessPool(str(error)) from None
+            self._flying[future] = taken[0], claim
+
+    def _land(self, future: Future[None], spec: Spec, claim: str) -> None:
         """A worker is through with a run, or through with itself."""
-        told = work.environment(self.setting)
         try:
             future.result()
+            self._landed += 1
+            if claim in self.store.owners():  # it ended without a word
+                self._once_more(spec, claim, "The worker ended without a result.", "crashed")
         except TimeoutError:
-            message = f"Stopped after {self.timeout:g} s, the limit for a run."
-            self.store.finish(spec.id, self.owner, "timeout", message=message, environment=told)
-        except CancelledError:
-            self.store.give_back(self.owner, spec.id)
+            self._end(spec, claim, End("timeout", message=f"Stopped after {self.timeout:g} s, the limit for a run."))
+        except (CancelledError, BrokenProcessPool):
+            raise
         except ProcessExpired as error:
-            self._expired(spec, error.exitcode)
+            self._expired(spec, claim, error.exitcode)
+        except Exception as error:  # the store, not the run: training makes outcomes of its own errors
+            self._once_more(spec, claim, f"{type(error).__name__}: {error}", "crashed")
 
-    def _expired(self, spec: Spec, code: int) -> None:
-        told = work.environment(self.setting)
-        self._kills[spec.id] += 1
-        if code in FROM_OUTSIDE and not self._memory_ran_out() and self._kills[spec.id] < KILLS:
-            self.store.give_back(self.owner, spec.id)
-            return
-        name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        if code == -signal.SIGKILL:
-            said = "The worker was killed, as the system does when memory runs out; take fewer workers, or more memory."
-            self.store.finish(spec.id, self.owner, "oom", message=said, environment=told)
+    def _expired(self, spec: Spec, claim: str, code: int) -> None:
+        name = _signal_name(-code) if code < 0 else f"exit code {code}"
+        self._look_at_memory()
+        if code == -signal.SIGKILL and time.monotonic() - self._oom_seen < 5.0:
+            said = "The system killed the worker because memory ran out; take fewer workers, or more memory."
+            self._end(spec, claim, End("oom", message=said))
+        elif code in FROM_OUTSIDE:
+            self._once_more(spec, claim, f"The worker was killed {KILLS} times ({name}).", "oom")
         else:
-            said = f"The worker process died of {name}."
-            self.store.finish(spec.id, self.owner, "crashed", message=said, environment=told)
+            self._end(spec, claim, End("crashed", message=f"The worker process died of {name}."))
 
-    def _memory_ran_out(self) -> bool:
+    def _once_more(self, spec: Spec, claim: str, why: str, otherwise: Outcome) -> None:
+        """Let the run be taken again, unless it has been too often."""
+        self._again[spec.id] += 1
+        if self._again[spec.id] < KILLS:
+            self.store.give_back(claim)
+        else:
+            self._end(spec, claim, End(otherwise, message=why))
+
+    def _end(self, spec: Spec, claim: str, end: End) -> None:
+        self._landed += 1
+        work.write(self.store, claim, spec, end, work.environment(self.setting))
+
+    def _look_at_memory(self) -> None:
         before, self._ooms = self._ooms, _kernel_ooms()
-        return self._ooms > before
+        if self._ooms > before:
+            self._oom_seen = time.monotonic()
 
     @contextmanager
     def _pool(self) -> Iterator[ProcessPool]:
-        self._ooms = _kernel_ooms()
         context = multiprocessing.get_context("spawn")
         pool = ProcessPool(self.workers, initializer=work.die_with_parent, initargs=(os.getpid(),), context=context)
         try:
@@ -117,6 +157,13 @@ class LocalEngine:
         finally:
             pool.stop()
             pool.join()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _kernel_ooms() -> int:

@@ -6,8 +6,9 @@ import socket
 import sqlite3
 import threading
 import uuid
+from pathlib import Path
 
-from carryclip.experiments.store import LEASE, Store
+from carryclip.experiments.store import LEASE, Store, StoreError
 
 
 def new_owner() -> str:
@@ -16,18 +17,20 @@ def new_owner() -> str:
 
 
 def _here() -> str:
-    """This machine, or the container on it whose process ids mean something here."""
+    """This machine since it was started, or the container on it: where process ids mean something to us."""
     try:
-        names = os.readlink("/proc/self/ns/pid")
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        names = f"{boot}/{os.readlink('/proc/self/ns/pid')}"
     except OSError:
-        names = "-"
+        names = "-/-"
     return f"{socket.gethostname()}/{names}"
 
 
 def is_dead(owner: str) -> bool:
     """True if the owner was a process of this machine that is no more; of others nothing is known."""
-    where, pid, _ = owner.rsplit("/", 2)
-    if where != _here():
+    here = f"{_here()}/"
+    pid = owner.removeprefix(here).partition("/")[0]
+    if not owner.startswith(here) or not pid.isdecimal():
         return False
     try:
         os.kill(int(pid), 0)
@@ -59,8 +62,7 @@ class Heart:
         self._thread.join()
 
     def _beat(self, path: str, owner: str, lease: float) -> None:
-        with Store(path) as store:
-            while not self._stop.wait(lease / 4):
-                # A disk that is full or slow for a moment is no reason to stop; if it lasts, the lease passes.
-                with contextlib.suppress(sqlite3.Error):
-                    store.renew(owner, lease)
+        while not self._stop.wait(lease / 4):
+            # A disk that is full or slow for a moment is no reason to stop; if it lasts, the lease passes.
+            with contextlib.suppress(sqlite3.Error, StoreError), Store(path, create=False) as store:
+                store.renew(owner, lease)

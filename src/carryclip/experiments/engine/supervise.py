@@ -4,7 +4,7 @@ import contextlib
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,59 +15,106 @@ from carryclip.experiments.engine.display import Display, tally
 from carryclip.experiments.engine.owners import Heart, free_the_dead, new_owner
 from carryclip.experiments.engine.settings import Options, Setting
 from carryclip.experiments.grid import Study, matches
+from carryclip.experiments.output import complain
 from carryclip.experiments.plan import hours
-from carryclip.experiments.store import Store
+from carryclip.experiments.store import Outcome, Store
 
-FAULTS = ("oom", "timeout", "crashed")
+FAULTS: tuple[Outcome, ...] = ("oom", "timeout", "crashed")
 """Outcomes that say nothing about the method."""
 
 
 def supervise(
-    studies: Sequence[Study], path: Path, options: Options, console: Console, only: dict[str, Any] | None = None
+    studies: Sequence[Study],
+    path: Path,
+    options: Options,
+    console: Console,
+    only: Mapping[str, Collection[str]] | None = None,
+    *,
+    retry: bool = False,
 ) -> int:
-    """Run studies to their end: 0 if all went well, 1 if runs failed, 130 if stopped."""
+    """Run studies to their end: 0 if all went well, 1 if runs failed, 130 if stopped.
+
+    Args:
+        studies: one after the other.
+        path: of the store.
+        options: how to run them.
+        console: where to say how far it is.
+        only: field → values of the runs that are wanted.
+        retry: do runs again that failed for reasons of their own.
+    """
     owner = new_owner()
     begun = time.monotonic()
-    with Store(path) as store, Heart(str(path), owner), _stoppable():
+    wanted = {study.name: {spec.id for spec in study.specs if matches(spec, only)} for study in studies}
+    with Store(path) as store, Heart(str(path.resolve()), owner):
+        for study in studies:
+            store.add(study)
+            if retry:
+                store.retry(study.name, FAULTS)
+        free_the_dead(store)
+        engine = _engine(store, owner, options)
         try:
-            for study in studies:
-                store.add(study)
-            free_the_dead(store)
-            for study in studies:
-                wanted = {spec.id for spec in study.specs if matches(spec, only)}
-                store.restrict(wanted)
-                with Display(console, store, study, wanted) as display:
-                    engine(store, owner, options).run(study.name, display.tick)
+            with _stoppable():  # after the engine, since Ray takes the signals for itself
+                for study in studies:
+                    store.restrict(wanted[study.name])
+                    with Display(console, store, study, wanted[study.name]) as display:
+                        engine.run(study.name, display.tick)
         except KeyboardInterrupt:
             store.give_back(owner)
             console.print(
                 f"\nStopped. What is done is in {path}; half-done runs go on from their last checkpoint.\n"
-                f"To go on: [bold]the same command again[/bold]. To look: [bold]carryclip status --store {path}[/bold]",
+                f"To go on: the same command again. To look: carryclip status --store {path}",
                 highlight=False,
+                markup=False,
             )
             return 130
         except BaseException:
             store.give_back(owner)
             raise
-        failed: Counter[str] = Counter()
-        for study in studies:
-            progress = store.progress(study.name)
-            failed.update({fault: progress[fault] for fault in FAULTS})
-            console.print(f"{study.name}: {tally(progress)}; {hours(time.monotonic() - begun)}.", highlight=False)
-    if sum(failed.values()):
-        said = ", ".join(f"{count} {fault}" for fault, count in failed.items() if count)
-        console.print(f"[red]Runs failed: {said}. See why: carryclip status --failed --store {path}", highlight=False)
-        return 1
-    return 0
+        _sweep(store)
+        return _conclude(store, studies, wanted, console, time.monotonic() - begun)
 
 
-def engine(store: Store, owner: str, options: Options) -> Any:
+def _conclude(
+    store: Store, studies: Sequence[Study], wanted: Mapping[str, set[str]], console: Console, spent: float
+) -> int:
+    failed: Counter[str] = Counter()
+    for study in studies:
+        records = store.records(study.name, FAULTS)
+        failed.update(str(record.outcome) for record in records if record.spec.id in wanted[study.name])
+        progress = store.progress(study.name)
+        console.print(f"{study.name}: {tally(progress)}; {hours(spent)}.", highlight=False, markup=False)
+    if not failed:
+        return 0
+    said = ", ".join(f"{count} {fault}" for fault, count in failed.items())
+    complain(
+        console,
+        f"Runs failed: {said}. See why: carryclip status --failed --store {store.path}\n"
+        "Once the cause is gone: the same command with --retry",
+    )
+    return 1
+
+
+def _folder(store: Store) -> Path:
+    """Where checkpoints are."""
+    path = store.path.resolve()
+    return path.with_name(f"{path.name}.checkpoints")
+
+
+def _sweep(store: Store) -> None:
+    """Remove checkpoints of runs that are done."""
+    done = store.done()
+    for left in _folder(store).glob("*.pt*"):
+        if left.name.partition(".")[0] in done:
+            left.unlink(missing_ok=True)
+
+
+def _engine(store: Store, owner: str, options: Options) -> Any:
     """The engine of the options' choice."""
     setting = Setting(
         threads=options.threads,
         device=options.device,
         memory=options.memory,
-        checkpoints=str(store.path.resolve().with_suffix(".checkpoints")),
+        checkpoints=str(_folder(store)),
         every=options.every,
         commit=work.commit(),
         paths=(str(Path.cwd()),),
@@ -87,7 +134,7 @@ def engine(store: Store, owner: str, options: Options) -> Any:
     from carryclip.experiments.engine.local import LocalEngine
     from carryclip.experiments.plan import default_workers
 
-    workers = options.workers or default_workers(options.threads)
+    workers = options.workers or default_workers(options.threads, options.device)
     return LocalEngine(store, owner, setting, workers=workers, timeout=options.timeout)
 
 
@@ -98,7 +145,9 @@ def _stoppable() -> Iterator[None]:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    # What is ignored already, as under nohup, stays so.
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield
     finally:

@@ -26,6 +26,8 @@ def prepare(setting: Setting) -> None:
     import torch
 
     torch.set_num_threads(setting.threads)
+    if setting.device.startswith("cuda"):
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     sys.path.extend(path for path in setting.paths if path not in sys.path)
     if setting.memory is not None:
         limit = int(setting.memory * 1e9)
@@ -48,7 +50,7 @@ def events(spec: Spec, setting: Setting) -> Iterator[Epoch | End]:
         from carryclip.experiments.training import train
 
         yield from train(spec, checkpoint_of(spec, setting), every=setting.every, device=setting.device)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a module of the user's may well try to exit
         told = "".join(traceback.format_exception(error))[-MESSAGE_LENGTH:]
         yield End("oom" if _out_of_memory(error) else "crashed", message=told)
 
@@ -70,7 +72,7 @@ def write(store: Store, owner: str, spec: Spec, event: Epoch | End, environment:
 def run(canonical: str, path: str, owner: str, setting: Setting) -> None:
     """One run from the store and back to it."""
     spec = Spec.from_canonical(canonical)
-    with Store(path) as store:
+    with Store(path, create=False) as store:
         for event in events(spec, setting):
             if not write(store, owner, spec, event, environment(setting)):
                 return

@@ -46,3 +46,21 @@ def slow(optimizer, spec):
     """Every step takes a little while, so that there is time to be killed in."""
     optimizer.register_step_pre_hook(lambda *_: time.sleep(0.002))
     return UClip(optimizer, Norm(0.5))
+
+
+def leave(optimizer, spec):
+    """What a script does that parses its arguments when it is imported."""
+    if _only(spec):
+        raise SystemExit("usage: train.py")
+
+
+def restless(optimizer, spec):
+    """Noise on every gradient, from the generator that everyone shares."""
+
+    def shake(*_):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad.add_(torch.randn_like(parameter.grad), alpha=0.01)
+
+    optimizer.register_step_pre_hook(shake)
+    return UClip(optimizer, Norm(0.5))

@@ -154,6 +154,14 @@ def test_the_report_judges_and_records(place):
         (["reproduce", "tiny.toml", "--workers", "0"], "--workers must be at least 1"),
         (["reproduce", "tiny.toml", "--threads", "0"], "--threads must be at least 1"),
         (["reproduce", "tiny.toml", "--timeout", "-1"], "--timeout must be above 0"),
+        (["reproduce", "tiny.toml", "--device", "cuda"], "Cannot train on 'cuda' here"),
+        (["reproduce", "tiny.toml", "--engine", "ray", "--device", "cuda"], "--gpus 0.25"),
+        (["reproduce", "tiny.toml", "--theory", "nowhere"], "nowhere has no figures of the theory"),
+        (["reproduce", "[/x].toml"], "There is no study file [/x].toml"),
+        (["reproduce", "method.toml"], "The method 'nowhere:nothing' cannot be loaded"),
+        (["reproduce", "large.toml"], "digits has 1,438 training examples, not 5,000"),
+        (["reproduce", "brackets.toml"], "a grid begins with [[grid]]"),
+        (["plan", "tiny.toml", "--threads", "0"], "--threads must be at least 1"),
         (["plan", "nothing"], "There is no study 'nothing'"),
         (["status", "--store", "none.sqlite"], "There is no store none.sqlite"),
         (["report", "--store", "none.sqlite"], "There is no store none.sqlite"),
@@ -166,6 +174,9 @@ def test_the_report_judges_and_records(place):
 )
 def test_bad_input_says_what_is_wrong(place, arguments, message):
     (place / "bad.toml").write_text(STUDY.replace("optimizer", "optimiser"), encoding="utf-8")
+    (place / "method.toml").write_text(STUDY + '[[grid]]\nmethod = "nowhere:nothing"\n', encoding="utf-8")
+    (place / "large.toml").write_text(STUDY.replace("epochs", "examples = 5000\nepochs"), encoding="utf-8")
+    (place / "brackets.toml").write_text(STUDY.partition("[[grid]]")[0] + "[grid]\n", encoding="utf-8")
     code, out = run(*arguments, cwd=place)
     assert code == 2, out
     assert message in " ".join(out.split()), out

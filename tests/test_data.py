@@ -633,7 +633,9 @@ def test_two_at_once_fetch_once(tiny, server, capsys):
 # ---------------------------------------------------------------------- as a process
 
 PROGRAM = """
+import signal
 import sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has it ignored
 from carryclip.experiments import data
 from carryclip.experiments._unpack import Expected
 data.CIFAR10 = {expected!r}

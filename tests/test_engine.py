@@ -22,6 +22,7 @@ KILLS = int(os.environ.get("CARRYCLIP_KILLS", "8"))
 """50 in a long test; a few are enough to see that nothing has broken."""
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 SUPERVISE = """
+import signal
 import sys
 from pathlib import Path
 from rich.console import Console
@@ -30,6 +31,8 @@ from carryclip.experiments.engine.settings import Options
 from carryclip.experiments.engine.supervise import supervise
 
 if __name__ == "__main__":
+    # A shell that starts these tests in the background lets them, and all they start, ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     options = Options(**eval(sys.argv[3]))
     sys.exit(supervise([grid.load(sys.argv[1])], Path(sys.argv[2]), options, Console()))
 """
@@ -103,6 +106,7 @@ def test_a_study_runs_to_its_end_and_a_second_time_has_nothing_to_do(tmp_path, s
         ("nan", "diverged", "not finite", {}),
         ("fail", "crashed", "LookupError: no such <radius>", {}),
         ("segfault", "crashed", "SIGSEGV", {}),
+        ("leave", "crashed", "SystemExit: usage", {}),
         ("hang", "timeout", "Stopped after 20 s", {"timeout": 20.0}),
         ("devour", "oom", "allocate", {"memory": 3.0}),
     ],
@@ -145,6 +149,31 @@ def test_checkpoints_bring_a_run_back_to_the_bit(tmp_path):
 
 def _timeless(event):
     return {**vars(event), "seconds": None}
+
+
+@pytest.mark.parametrize("method", ["restless", "slow"])
+def test_methods_of_ones_own_go_on_to_the_bit_too(tmp_path, monkeypatch, method):
+    from carryclip.experiments.spec import Spec
+    from carryclip.experiments.training import train
+
+    monkeypatch.syspath_prepend(str(HERE))
+    spec = Spec(task="digits", optimizer="sgd", lr=0.1, batch=64, epochs=4, seed=1, method=f"faulty_methods:{method}")
+    whole = [_timeless(event) for event in train(spec)]
+    for event in train(spec, tmp_path / "run.pt"):
+        if event.epoch == 3:
+            break
+    assert [_timeless(event) for event in train(spec, tmp_path / "run.pt")] == whole
+
+
+def test_a_checkpoint_that_cannot_be_written_is_no_obstacle(tmp_path):
+    from carryclip.experiments.spec import Spec
+    from carryclip.experiments.training import train
+
+    (tmp_path / "file").write_text("")
+    spec = Spec(task="digits", optimizer="sgd", lr=0.1, batch=200, epochs=2, seed=0)
+    with pytest.warns(UserWarning, match="cannot be written"):
+        *_, end = train(spec, tmp_path / "file" / "run.pt")
+    assert end.outcome == "not_reached"
 
 
 def test_a_broken_checkpoint_is_no_obstacle(tmp_path):
@@ -203,6 +232,43 @@ def test_kills_at_random_times_change_nothing(tmp_path):
     assert min(kills["worker"], kills["supervisor"]) > 0
     assert rows(store) == rows(tmp_path / "quiet.sqlite")
     print(dict(kills))
+
+
+def test_a_worker_that_is_stopped_politely_costs_its_run_a_new_start(tmp_path):
+    text = 'seed = [0, 1]\nepochs = 40\ntarget = 1.0\n[[grid]]\nmethod = "faulty_methods:slow"\n'
+    store = tmp_path / "a.sqlite"
+    process = supervisor(tmp_path, study_file(tmp_path, text), store, workers=1, every=0.0)
+    while not (store.exists() and _epochs(store)):
+        assert process.poll() is None
+        time.sleep(0.1)
+    os.kill(workers_of(process)[0], signal.SIGTERM)
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, out
+    assert {outcome for _, outcome, _, _ in rows(store).values()} <= {"reached", "not_reached"}
+
+
+def test_nohup_is_respected(tmp_path, small):
+    script = tmp_path / "supervise.py"
+    script.write_text(SUPERVISE, encoding="utf-8")
+    arguments = ["nohup", sys.executable, str(script), str(small), str(tmp_path / "a.sqlite"), "{}"]
+    with subprocess.Popen(arguments, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        while not ((tmp_path / "a.sqlite").exists() and _epochs(tmp_path / "a.sqlite")):
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.send_signal(signal.SIGHUP)
+        process.communicate(timeout=300)
+    assert process.returncode == 0
+
+
+def test_a_failure_can_be_tried_again(tmp_path):
+    from carryclip.experiments.engine.supervise import FAULTS
+
+    text = 'seed = [0, 1]\nepochs = 1\n[[grid]]\nmethod = "faulty_methods:fail"\n'
+    code, _ = run_study(tmp_path, study_file(tmp_path, text), tmp_path / "a.sqlite")
+    assert code == 1
+    with Store(tmp_path / "a.sqlite") as store:
+        assert store.retry("study", FAULTS) == 1
+        assert store.progress("study") == {"waiting": 1, "not_reached": 1}
 
 
 def test_two_supervisors_share_one_store(tmp_path, small):

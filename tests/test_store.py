@@ -1,5 +1,6 @@
 """The store: every run is taken by one, accepted once, and survives whatever happens to whoever works on it."""
 
+import contextlib
 import dataclasses
 import math
 import multiprocessing
@@ -73,6 +74,38 @@ def test_leases_are_renewed_and_given_back(store):
     assert store.take("study", "other", limit=2) == []
     assert store.give_back("me") == 2
     assert len(store.take("study", "other", limit=2)) == 2
+
+
+def test_claims_of_one_owner_are_kept_and_given_back_together(store):
+    store.add(study(specs(3)))
+    for number in range(2):
+        store.take("study", f"me/{number}")
+    store.take("study", "meander/0")
+    assert store.renew("me") == 2
+    assert store.give_back("me/1") == 1
+    assert store.give_back("me") == 1
+    assert store.owners() == ["meander/0"]
+
+
+def test_a_store_can_be_read_where_it_cannot_be_written(store, tmp_path):
+    store.add(study(specs(2)))
+    store.close()
+    if os.access(store.path, os.W_OK) and os.geteuid() == 0:
+        pytest.skip("root may write everywhere")
+    store.path.chmod(0o400)
+    with Store(store.path, create=False) as again:
+        assert again.progress("study") == {"waiting": 2}
+
+
+def test_a_database_of_something_else_is_left_alone(tmp_path):
+    path = tmp_path / "other.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE theirs (x)")
+    before = path.read_bytes()
+    for create in (True, False):
+        with pytest.raises(StoreError, match="something else"):
+            Store(path, create=create)
+    assert path.read_bytes() == before
 
 
 def test_a_run_that_goes_on_forgets_what_it_did_not_save(store):

@@ -221,7 +221,7 @@ def _resumed(run: _Run, spec: Spec, path: Path, device: str) -> _Run | None:
         state = torch.load(path, weights_only=True, map_location="cpu")
         if state.pop("made") == _made(spec, device):
             run.restore(state)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return run
     except Exception as error:  # torch names many kinds for a damaged file
         warnings.warn(f"The checkpoint {path} cannot be read, so the run starts anew: {error}.", stacklevel=2)

@@ -15,7 +15,7 @@ import pytest
 
 from carryclip.experiments import grid
 from carryclip.experiments.engine import owners
-from carryclip.experiments.store import Store
+from carryclip.experiments.store import FAULTS, Store
 
 HERE = Path(__file__).parent
 KILLS = int(os.environ.get("CARRYCLIP_KILLS", "8"))
@@ -188,6 +188,17 @@ def test_a_broken_checkpoint_is_no_obstacle(tmp_path):
         assert [_timeless(event) for event in train(spec, checkpoint)] == whole
 
 
+def wait_for_an_epoch(process, path):
+    """Until training is under way."""
+    while process.poll() is None:
+        if path.exists():
+            with Store(path) as store:
+                if any(store.under_way().values()):
+                    return
+        time.sleep(0.1)
+    raise AssertionError("the supervisor ended before a run was under way")
+
+
 def children(pid):
     found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
     return [int(line) for line in found.stdout.split()]
@@ -238,9 +249,7 @@ def test_a_worker_that_is_stopped_politely_costs_its_run_a_new_start(tmp_path):
     text = 'seed = [0, 1]\nepochs = 40\ntarget = 1.0\n[[grid]]\nmethod = "faulty_methods:slow"\n'
     store = tmp_path / "a.sqlite"
     process = supervisor(tmp_path, study_file(tmp_path, text), store, workers=1, every=0.0)
-    while not (store.exists() and _epochs(store)):
-        assert process.poll() is None
-        time.sleep(0.1)
+    wait_for_an_epoch(process, store)
     os.kill(workers_of(process)[0], signal.SIGTERM)
     out, _ = process.communicate(timeout=300)
     assert process.returncode == 0, out
@@ -252,17 +261,13 @@ def test_nohup_is_respected(tmp_path, small):
     script.write_text(SUPERVISE, encoding="utf-8")
     arguments = ["nohup", sys.executable, str(script), str(small), str(tmp_path / "a.sqlite"), "{}"]
     with subprocess.Popen(arguments, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-        while not ((tmp_path / "a.sqlite").exists() and _epochs(tmp_path / "a.sqlite")):
-            assert process.poll() is None
-            time.sleep(0.1)
+        wait_for_an_epoch(process, tmp_path / "a.sqlite")
         process.send_signal(signal.SIGHUP)
         process.communicate(timeout=300)
     assert process.returncode == 0
 
 
 def test_a_failure_can_be_tried_again(tmp_path):
-    from carryclip.experiments.engine.supervise import FAULTS
-
     text = 'seed = [0, 1]\nepochs = 1\n[[grid]]\nmethod = "faulty_methods:fail"\n'
     code, _ = run_study(tmp_path, study_file(tmp_path, text), tmp_path / "a.sqlite")
     assert code == 1
@@ -285,9 +290,7 @@ def test_stopping_is_clean_and_says_how_to_go_on(tmp_path, number):
     text = 'seed = [0, 1]\nepochs = 500\ntarget = 1.0\n[[grid]]\nmethod = "faulty_methods:slow"\n'
     store = tmp_path / "a.sqlite"
     process = supervisor(tmp_path, study_file(tmp_path, text), store, workers=1, every=0.0)
-    while not (store.exists() and _epochs(store)):
-        assert process.poll() is None
-        time.sleep(0.1)
+    wait_for_an_epoch(process, store)
     process.send_signal(number)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -296,11 +299,6 @@ def test_stopping_is_clean_and_says_how_to_go_on(tmp_path, number):
     with Store(store) as opened:
         assert opened.progress("study") == {"waiting": 2}
     assert list(tmp_path.glob("a.sqlite.checkpoints/*.pt"))
-
-
-def _epochs(store):
-    with Store(store) as opened:
-        return sum(opened.under_way().values())
 
 
 def test_the_dead_are_told_from_the_living():

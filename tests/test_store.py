@@ -10,14 +10,16 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from carryclip.experiments.grid import Study
 from carryclip.experiments.spec import Spec
-from carryclip.experiments.store import OUTCOMES, Epoch, Store, StoreError
+from carryclip.experiments.store import FAULTS, OUTCOMES, Epoch, Store, StoreError
 
 GIVEN = {"task": "digits", "optimizer": "sgd", "lr": 0.1, "batch": 16, "epochs": 3}
 
@@ -87,14 +89,34 @@ def test_claims_of_one_owner_are_kept_and_given_back_together(store):
     assert store.owners() == ["meander/0"]
 
 
-def test_a_store_can_be_read_where_it_cannot_be_written(store, tmp_path):
-    store.add(study(specs(2)))
-    store.close()
-    if os.access(store.path, os.W_OK) and os.geteuid() == 0:
-        pytest.skip("root may write everywhere")
-    store.path.chmod(0o400)
-    with Store(store.path, create=False) as again:
-        assert again.progress("study") == {"waiting": 2}
+def test_a_store_can_be_read_where_it_cannot_be_written():
+    with tempfile.TemporaryDirectory() as place:  # pytest's own folders are closed to others
+        path = Path(place) / "a.sqlite"
+        with Store(path) as store:
+            store.add(study(specs(2)))
+        path.chmod(0o444)
+        os.chmod(place, 0o555)
+        root = os.geteuid() == 0
+        if root:
+            os.seteuid(65534)  # root may write everywhere, nobody may not
+        try:
+            with Store(path, create=False) as again:
+                assert again.progress("study") == {"waiting": 2}
+                with pytest.raises(sqlite3.OperationalError, match="readonly"):
+                    again.take("study", "me")
+        finally:
+            if root:
+                os.seteuid(0)
+            os.chmod(place, 0o700)
+
+
+def test_only_what_may_be_taken_is_tried_again(store):
+    store.add(study(specs(3)))
+    for spec in store.take("study", "me", limit=3):
+        store.finish(spec.id, "me", "crashed")
+    store.restrict([specs(1)[0].id])
+    assert store.retry("study", FAULTS) == 1
+    assert store.progress("study") == {"waiting": 1, "crashed": 2}
 
 
 def test_a_database_of_something_else_is_left_alone(tmp_path):
@@ -108,13 +130,13 @@ def test_a_database_of_something_else_is_left_alone(tmp_path):
     assert path.read_bytes() == before
 
 
-def test_a_run_that_goes_on_forgets_what_it_did_not_save(store):
+def test_a_run_that_is_told_anew_forgets_what_was_told_before(store):
     store.add(study(specs(1), "study"))
     (spec,) = store.take("study", "me")
     for epoch in (1, 2, 3):
         store.record(spec.id, "me", Epoch(epoch=epoch, loss=1.0))
-    assert store.begin(spec.id, "me", after=1)
-    assert [epoch.epoch for epoch in store.epochs(spec.id)] == [1]
+    assert store.begin(spec.id, "me")
+    assert store.epochs(spec.id) == []
 
 
 def test_what_is_no_number_is_not_known(store):
@@ -191,6 +213,7 @@ def test_what_is_no_store_is_refused(tmp_path):
 
 WORKER = """
 import sys
+import tempfile
 import time
 from carryclip.experiments.store import Epoch, Store
 path, owner = sys.argv[1:]

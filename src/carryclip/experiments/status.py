@@ -8,7 +8,7 @@ from rich.live import Live
 from rich.table import Table
 
 from carryclip.experiments.output import complain
-from carryclip.experiments.store import OUTCOMES, Store, StoreError
+from carryclip.experiments.store import FAULTS, OUTCOMES, Store, StoreError
 
 COLUMNS = ("waiting", "running", *OUTCOMES)
 
@@ -61,8 +61,9 @@ def overview(store: Store) -> Group:
 def _failed(store: Store, console: Console) -> int:
     """Every run that failed, and why."""
     for study in store.studies():
-        for record in store.records(study, ("oom", "timeout", "crashed")):
-            console.print(f"[bold]{record.spec.id}[/bold] {record.outcome}: {record.spec.canonical}", highlight=False)
+        for record in store.records(study, FAULTS):
+            said = f"{record.spec.id} {record.outcome}: {record.spec.canonical}"
+            console.print(said, style="bold", markup=False, highlight=False)
             console.print(record.message or "", style="dim", markup=False, highlight=False)
     return 0
 

@@ -21,6 +21,8 @@ from carryclip.experiments.spec import Spec
 
 Outcome = Literal["reached", "not_reached", "diverged", "oom", "timeout", "crashed"]
 OUTCOMES: tuple[Outcome, ...] = ("reached", "not_reached", "diverged", "oom", "timeout", "crashed")
+FAULTS: tuple[Outcome, ...] = ("oom", "timeout", "crashed")
+"""Those that say nothing about the method."""
 VERSION = 1
 LEASE = 60.0
 """Seconds for which a run belongs to whoever took it, unless renewed."""
@@ -118,17 +120,17 @@ class Store:
             raise StoreError(f"{self.path} cannot be opened as a store: {error}.") from None
 
     def _open(self, create: bool) -> None:
+        if self.path.is_file() and not _writable(self.path):
+            # For reading only: without its write-ahead log, which a store that was closed does not have.
+            self._db = sqlite3.connect(f"{self.path.absolute().as_uri()}?immutable=1", uri=True, isolation_level=None)
+            self._check_version(self._tables())
+            return
         self._db = sqlite3.connect(self.path, timeout=60.0, isolation_level=None)
-        tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        tables = self._tables()
         if tables:
             self._check_version(tables)
         elif not create:
             raise sqlite3.DatabaseError("it is empty")
-        if not os.access(self.path, os.W_OK):
-            # For reading only: without its write-ahead log, which a store that was closed does not have.
-            self._db.close()
-            self._db = sqlite3.connect(f"{self.path.absolute().as_uri()}?immutable=1", uri=True, isolation_level=None)
-            return
         self._with_patience("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
         self._db.execute("PRAGMA foreign_keys = ON")
@@ -138,6 +140,9 @@ class Store:
                     if statement.strip():
                         self._db.execute(statement)
                 self._db.execute("INSERT OR IGNORE INTO meta VALUES ('version', ?)", (str(VERSION),))
+
+    def _tables(self) -> set[str]:
+        return {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
 
     def _check_version(self, tables: set[str]) -> None:
         if not {"meta", "runs", "epochs"} <= tables:
@@ -224,12 +229,12 @@ class Store:
         return self._db.execute(f"SELECT count(*) FROM {self._chosen} AND runs.state != 'done'", (study,)).fetchone()[0]
 
     def retry(self, study: str, outcomes: Sequence[Outcome]) -> int:
-        """Let runs wait again that ended so; how many that are."""
+        """Let runs that may be taken wait again if they ended so; how many that are."""
         marks = ", ".join("?" * len(outcomes))
         with self._transaction() as db:
             query = (
                 "UPDATE runs SET state = 'waiting', outcome = NULL, reached = NULL, seconds = NULL, message = NULL, "
-                f"environment = NULL WHERE outcome IN ({marks}) AND id IN (SELECT run FROM studies WHERE name = ?)"
+                f"environment = NULL WHERE outcome IN ({marks}) AND id IN (SELECT runs.id FROM {self._chosen})"
             )
             return db.execute(query, (*outcomes, study)).rowcount
 
@@ -244,27 +249,21 @@ class Store:
             query = f"UPDATE runs SET lease = :lease WHERE {_MINE} AND state = 'running'"
             return db.execute(query, {"lease": time.time() + lease, "owner": owner}).rowcount
 
-    def give_back(self, owner: str, run: str | None = None) -> int:
-        """Let others have what ``owner``, or ``owner/...``, has taken and not finished; how many runs that are.
-
-        Only this run, if one is given.
-        """
+    def give_back(self, owner: str) -> int:
+        """Let others have what ``owner``, or ``owner/...``, has taken and not finished; how many runs that are."""
         with self._transaction() as db:
-            query = (
-                "UPDATE runs SET state = 'waiting', owner = NULL, lease = NULL "
-                f"WHERE {_MINE} AND state = 'running' AND id = coalesce(:run, id)"
-            )
-            return db.execute(query, {"owner": owner, "run": run}).rowcount
+            query = f"UPDATE runs SET state = 'waiting', owner = NULL, lease = NULL WHERE {_MINE} AND state = 'running'"
+            return db.execute(query, {"owner": owner}).rowcount
 
-    def begin(self, run: str, owner: str, after: int = 0) -> bool:
-        """A run starts, or goes on after an epoch: what was written beyond it is forgotten.
+    def begin(self, run: str, owner: str) -> bool:
+        """A run is told from its start, maybe not for the first time: forget what was written; False if it is not ours.
 
-        False if the run is not the owner's.
+        One that goes on from a checkpoint tells of the epochs before it again.
         """
         with self._transaction() as db:
             if not self._owns(run, owner):
                 return False
-            db.execute("DELETE FROM epochs WHERE run = ? AND epoch > ?", (run, after))
+            db.execute("DELETE FROM epochs WHERE run = ?", (run,))
             return True
 
     def record(self, run: str, owner: str, epoch: Epoch) -> bool:
@@ -399,6 +398,10 @@ def _read(row: Sequence[Any]) -> Record:
     spec, state, outcome, reached, seconds, message, environment = row
     told = json.loads(environment or "{}")
     return Record(Spec.from_canonical(spec), state, outcome, reached, seconds, message, told)
+
+
+def _writable(path: Path) -> bool:
+    return os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
 
 
 def _storable(value: Any) -> Any:

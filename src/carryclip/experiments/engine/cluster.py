@@ -1,6 +1,5 @@
 """Runs on a Ray cluster: workers tell, the driver alone writes, and a node that dies costs its runs a new start."""
 
-import itertools
 import logging
 import time
 from collections import Counter
@@ -11,7 +10,7 @@ import ray
 from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 
 from carryclip.experiments.engine import work
-from carryclip.experiments.engine.owners import free_the_dead
+from carryclip.experiments.engine.owners import Claims, free_the_dead
 from carryclip.experiments.engine.settings import Setting
 from carryclip.experiments.spec import Spec
 from carryclip.experiments.store import End, Epoch, Store
@@ -62,9 +61,8 @@ class RayEngine:
         options = {"num_cpus": setting.threads, "num_gpus": gpus, "max_retries": 0, "num_returns": "streaming"}
         self._task = ray.remote(_train).options(**options)
         self._check_room()
-        self._flying: dict[Any, Spec] = {}
-        self._claims: dict[Any, str] = {}
-        self._taken = itertools.count()
+        self._flying: dict[Any, tuple[Spec, str]] = {}
+        self._claims = Claims(store, owner)
         self._begun: dict[Any, float] = {}
         self._told: dict[Any, dict[str, Any]] = {}
         self._deaths: Counter[str] = Counter()
@@ -108,13 +106,9 @@ class RayEngine:
 
     def _fill(self, study: str) -> None:
         room = self._room()
-        while len(self._flying) < room:
-            self.store.renew(self.owner)  # after a pause our leases may have passed, and we would take our own runs
-            claim = f"{self.owner}/{next(self._taken)}"
-            if not (taken := self.store.take(study, claim)):
-                return
+        while len(self._flying) < room and (taken := self._claims.next(study)):
             flight = self._task.remote(taken[0].canonical, self.setting)
-            self._flying[flight], self._claims[flight] = taken[0], claim
+            self._flying[flight] = taken
 
     def _listen(self) -> None:
         ready, _ = ray.wait(list(self._flying), num_returns=1, timeout=0.5)
@@ -146,30 +140,32 @@ class RayEngine:
             self._begun.setdefault(flight, time.monotonic())
             if isinstance(event, End):
                 self._end(flight, event)
-            elif event is not None and not work.write(
-                self.store, self._claims[flight], self._flying[flight], event, told
-            ):
+            elif event is not None and not self._write(flight, event, told):
                 ray.cancel(flight, force=True)
                 self._forget(flight)
 
     def _lost(self, flight: Any, why: str) -> None:
         """A task died with its worker or its node: once more, unless the run itself seems to be the cause."""
-        spec = self._flying[flight]
+        spec, claim = self._flying[flight]
         self._deaths[spec.id] += not _node_died(why)
         if self._deaths[spec.id] >= DEATHS:
             said = f"The worker died {DEATHS} times.\n{why}"[-work.MESSAGE_LENGTH :]
             self._end(flight, End("crashed", message=said))
         else:
-            self.store.give_back(self._claims[flight])
+            self.store.give_back(claim)
             self._forget(flight)
 
     def _end(self, flight: Any, end: End) -> None:
         told = self._told.get(flight) or work.environment(self.setting)
-        work.write(self.store, self._claims[flight], self._flying[flight], end, told)
+        self._write(flight, end, told)
         self._forget(flight)
 
+    def _write(self, flight: Any, event: Epoch | End, told: dict[str, Any]) -> bool:
+        spec, claim = self._flying[flight]
+        return work.write(self.store, claim, spec, event, told)
+
     def _forget(self, flight: Any) -> None:
-        for table in (self._flying, self._claims, self._begun, self._told):
+        for table in (self._flying, self._begun, self._told):
             table.pop(flight, None)
 
 

@@ -1,6 +1,5 @@
 """Runs on this machine, in processes of a pebble pool: one that is killed costs its run a new start, no more."""
 
-import itertools
 import math
 import multiprocessing
 import os
@@ -16,7 +15,7 @@ from pathlib import Path
 from pebble import ProcessExpired, ProcessPool
 
 from carryclip.experiments.engine import work
-from carryclip.experiments.engine.owners import free_the_dead
+from carryclip.experiments.engine.owners import Claims, free_the_dead
 from carryclip.experiments.engine.settings import Setting
 from carryclip.experiments.spec import Spec
 from carryclip.experiments.store import End, Outcome, Store
@@ -47,7 +46,7 @@ class LocalEngine:
         self.store, self.owner, self.setting = store, owner, setting
         self.workers, self.timeout = workers, timeout
         self._flying: dict[Future[None], tuple[Spec, str]] = {}
-        self._taken = itertools.count()
+        self._claims = Claims(store, owner)
         self._again: Counter[str] = Counter()
         self._landed = self._breaks = 0
         self._ooms, self._oom_seen = _kernel_ooms(), -math.inf
@@ -86,22 +85,14 @@ class LocalEngine:
                 return
 
     def _fill(self, pool: ProcessPool, study: str) -> None:
-        """Take as many runs as there are free workers, each under a name of its own.
-
-        So a worker whose run was lost and taken again, even by us, cannot write any more.
-        """
-        while len(self._flying) < self.workers:
-            self.store.renew(self.owner)  # after a pause our leases may have passed, and we would take our own runs
-            claim = f"{self.owner}/{next(self._taken)}"
-            taken = self.store.take(study, claim)
-            if not taken:
-                return
-            arguments = (taken[0].canonical, str(self.store.path.resolve()), claim, self.setting)
+        while len(self._flying) < self.workers and (taken := self._claims.next(study)):
+            spec, claim = taken
+            arguments = (spec.canonical, str(self.store.path.resolve()), claim, self.setting)
             try:
                 future = pool.schedule(work.run, args=arguments, timeout=self.timeout)
             except RuntimeError as error:  # what pebble says once its pool is broken
                 raise BrokenProcessPool(str(error)) from None
-            self._flying[future] = taken[0], claim
+            self._flying[future] = taken
 
     def _land(self, future: Future[None], spec: Spec, claim: str) -> None:
         """A worker is through with a run, or through with itself."""

@@ -1,6 +1,7 @@
 """Who has taken a run: a name that tells whether its bearer can still be alive, and a heart that keeps leases."""
 
 import contextlib
+import itertools
 import os
 import socket
 import sqlite3
@@ -8,6 +9,7 @@ import threading
 import uuid
 from pathlib import Path
 
+from carryclip.experiments.spec import Spec
 from carryclip.experiments.store import LEASE, Store, StoreError
 
 
@@ -44,6 +46,24 @@ def is_dead(owner: str) -> bool:
 def free_the_dead(store: Store) -> int:
     """Give back at once what processes of this machine held when they were killed; how many runs that are."""
     return sum(store.give_back(owner) for owner in store.owners() if is_dead(owner))
+
+
+class Claims:
+    """Takes runs in an owner's name, each under a name of its own.
+
+    So a worker whose run was lost and taken again, even by us, cannot write any more.
+    """
+
+    def __init__(self, store: Store, owner: str) -> None:
+        self._store, self._owner = store, owner
+        self._numbers = itertools.count()
+
+    def next(self, study: str) -> tuple[Spec, str] | None:
+        """A run and the name under which it is ours; None if none is to be had."""
+        self._store.renew(self._owner)  # after a pause our leases may have passed, and we would take our own runs
+        claim = f"{self._owner}/{next(self._numbers)}"
+        taken = self._store.take(study, claim)
+        return (taken[0], claim) if taken else None
 
 
 class Heart:

@@ -17,10 +17,7 @@ from carryclip.experiments.engine.settings import Options, Setting
 from carryclip.experiments.grid import Study, matches
 from carryclip.experiments.output import complain
 from carryclip.experiments.plan import hours
-from carryclip.experiments.store import Outcome, Store
-
-FAULTS: tuple[Outcome, ...] = ("oom", "timeout", "crashed")
-"""Outcomes that say nothing about the method."""
+from carryclip.experiments.store import FAULTS, Store
 
 
 def supervise(
@@ -48,6 +45,7 @@ def supervise(
     with Store(path) as store, Heart(str(path.resolve()), owner):
         for study in studies:
             store.add(study)
+            store.restrict(wanted[study.name])
             if retry:
                 store.retry(study.name, FAULTS)
         free_the_dead(store)

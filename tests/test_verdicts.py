@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from carryclip.experiments import verdicts
-from carryclip.experiments.compare import Effect
-from carryclip.experiments.judge import QUESTIONS, judge
+from carryclip.experiments.analysis import verdicts
+from carryclip.experiments.analysis.compare import Effect
+from carryclip.experiments.analysis.judge import QUESTIONS, judge
 from made import METHODS, seeds, summary
 
 FASTER, SLOWER, CROSSING = Effect(0.7, 0.6, 0.8, 5), Effect(1.4, 1.2, 1.6, 5), Effect(0.95, 0.8, 1.1, 5)

@@ -265,7 +265,7 @@ def data(name: Literal["cifar10"], /, *, source: Annotated[str | None, Parameter
         name: which.
         source: an existing copy: a folder, or the archive.
     """
-    from carryclip.experiments.data import main
+    from carryclip.experiments.data.cifar10 import main
 
     return main(name, source=source)
 

@@ -91,7 +91,7 @@ def _check_torch() -> str:
 
 
 def _check_data() -> str:
-    from carryclip.experiments.data import DataError, cache_folder, load_cifar10
+    from carryclip.experiments.data.cifar10 import DataError, cache_folder, load_cifar10
 
     try:
         load_cifar10()

@@ -32,7 +32,7 @@ def ask(what: Sequence[str], *, tier: str | None, store: str, workers: int | Non
 def main(chosen: Sequence[grid.Study], typed: str, *, store: str, workers: int, threads: int, device: str) -> int:
     """Measure, and print a table."""
     from carryclip.experiments.calibration import calibrate
-    from carryclip.experiments.data import DataError
+    from carryclip.experiments.data.cifar10 import DataError
 
     console = Console()
     begun = time.perf_counter()

@@ -109,8 +109,8 @@ def main(
         return 2
     if code == 130:
         return code
+    from carryclip.experiments.analysis.summary import summaries
     from carryclip.experiments.report.build import main as report
-    from carryclip.experiments.summary import summaries
     from carryclip.experiments.terminal import table
 
     with Store(path) as opened:
@@ -132,7 +132,7 @@ def _check(chosen: Sequence[grid.Study], wanted: dict[str, set[str]], options: O
         if spec.examples is not None and spec.examples > EXAMPLES[spec.task]:
             raise InputError(f"{spec.task} has {EXAMPLES[spec.task]:,} training examples, not {spec.examples:,}.")
     if any(spec.task == "cifar10" for spec in specs) and options.engine == "local":
-        from carryclip.experiments.data import DataError, load_cifar10
+        from carryclip.experiments.data.cifar10 import DataError, load_cifar10
 
         try:
             load_cifar10()

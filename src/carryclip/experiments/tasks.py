@@ -81,7 +81,7 @@ def _digits() -> Task:
 
 
 def _cifar10() -> Task:
-    from carryclip.experiments.data import load_cifar10
+    from carryclip.experiments.data.cifar10 import load_cifar10
 
     images, labels, test_images, test_labels = load_cifar10()
     # By the whole training set, whatever part of it is used.

@@ -2,8 +2,8 @@
 
 from rich.table import Table
 
-from carryclip.experiments.naming import OPTIMIZERS
-from carryclip.experiments.summary import Cell, Setting, Summary
+from carryclip.experiments.analysis.naming import OPTIMIZERS
+from carryclip.experiments.analysis.summary import Cell, Setting, Summary
 
 MOST = 40
 """Lines beyond which a table helps nobody."""

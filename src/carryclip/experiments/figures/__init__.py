@@ -3,10 +3,10 @@
 import functools
 from collections.abc import Mapping
 
+from carryclip.experiments.analysis.summary import Summary
 from carryclip.experiments.figures import carry, epochs, faster, outcomes, rates, ratios, regions
 from carryclip.experiments.figures.drawn import Drawn, Figure
 from carryclip.experiments.figures.style import RC
-from carryclip.experiments.summary import Summary
 
 FIGURES: Mapping[str, Figure] = {
     "epochs": Figure("Epochs to the target against batch size", epochs.draw),

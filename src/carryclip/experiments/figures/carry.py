@@ -4,13 +4,13 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from carryclip.experiments.analysis.naming import OPTIMIZERS, region_name
+from carryclip.experiments.analysis.summary import Cell, Summary
 from carryclip.experiments.figures.drawn import Drawn, caption, footer
 from carryclip.experiments.figures.lines import centred
 from carryclip.experiments.figures.sheet import sheet
 from carryclip.experiments.figures.style import Look, looks
-from carryclip.experiments.naming import OPTIMIZERS, region_name
 from carryclip.experiments.store import Epoch
-from carryclip.experiments.summary import Cell, Summary
 
 GRADIENT: Look = {"color": "0.55", "linestyle": "-", "linewidth": 1.0}
 RADIUS: Look = {"color": "black", "linestyle": (0, (1, 1)), "linewidth": 1.2}

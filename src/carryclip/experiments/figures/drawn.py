@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from carryclip.experiments.analysis.summary import Cell, Summary, runs_of
 from carryclip.experiments.figures.style import plain
-from carryclip.experiments.summary import Cell, Summary, runs_of
 
 
 @dataclass

@@ -1,5 +1,7 @@
 """The paper's figure 5: epochs to the target against batch size at norm 0.5."""
 
+from carryclip.experiments.analysis.naming import OPTIMIZERS, region_name
+from carryclip.experiments.analysis.summary import Summary
 from carryclip.experiments.figures.drawn import Drawn, caption, footer
 from carryclip.experiments.figures.lines import (
     batch_axis,
@@ -12,8 +14,6 @@ from carryclip.experiments.figures.lines import (
     strip_height,
 )
 from carryclip.experiments.figures.sheet import sheet
-from carryclip.experiments.naming import OPTIMIZERS, region_name
-from carryclip.experiments.summary import Summary
 
 SMALL = 100
 """The largest of the paper's small batches."""

@@ -3,13 +3,13 @@
 import math
 from typing import Any
 
-from carryclip.experiments.compare import Comparison, compare
+from carryclip.experiments.analysis.compare import Comparison, compare
+from carryclip.experiments.analysis.naming import OPTIMIZERS, region_name
+from carryclip.experiments.analysis.summary import Summary
 from carryclip.experiments.figures.drawn import Drawn, caption, footer
 from carryclip.experiments.figures.lines import batch_axis, centred
 from carryclip.experiments.figures.sheet import sheet
 from carryclip.experiments.figures.style import Look, looks
-from carryclip.experiments.naming import OPTIMIZERS, region_name
-from carryclip.experiments.summary import Summary
 
 
 def draw(summary: Summary) -> Drawn | None:

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from carryclip.experiments.analysis.summary import Cell, Summary
 from carryclip.experiments.figures.style import GREY, Look, component_look, looks, plain
-from carryclip.experiments.summary import Cell, Summary
 
 
 def strip_height(methods: int) -> float:

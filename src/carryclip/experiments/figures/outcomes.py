@@ -3,13 +3,13 @@
 from collections import Counter
 from typing import Any
 
+from carryclip.experiments.analysis.naming import OPTIMIZERS
+from carryclip.experiments.analysis.summary import Summary
 from carryclip.experiments.figures.drawn import Drawn, caption, footer
 from carryclip.experiments.figures.lines import thousands
 from carryclip.experiments.figures.sheet import sheet
 from carryclip.experiments.figures.style import Look, plain
-from carryclip.experiments.naming import OPTIMIZERS
 from carryclip.experiments.store import OUTCOMES
-from carryclip.experiments.summary import Summary
 
 LOOKS: dict[str, Look] = {
     "reached": {"facecolor": "#9ecae1", "edgecolor": "#3a7ca5", "hatch": ""},

@@ -5,12 +5,12 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from carryclip.experiments.analysis.naming import OPTIMIZERS, region_name
+from carryclip.experiments.analysis.summary import Cell, Summary
 from carryclip.experiments.figures.drawn import Drawn, caption, footer
 from carryclip.experiments.figures.lines import Line, legend_of, lines_of
 from carryclip.experiments.figures.sheet import sheet
 from carryclip.experiments.figures.style import GREY
-from carryclip.experiments.naming import OPTIMIZERS, region_name
-from carryclip.experiments.summary import Cell, Summary
 
 
 def draw(summary: Summary) -> Drawn | None:

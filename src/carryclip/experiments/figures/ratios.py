@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from carryclip.experiments.compare import Comparison, compare, number
+from carryclip.experiments.analysis.compare import Comparison, compare, number
+from carryclip.experiments.analysis.naming import OPTIMIZERS, method_order, region_name, region_order
+from carryclip.experiments.analysis.summary import Summary
+from carryclip.experiments.analysis.verdicts import SEEDS
 from carryclip.experiments.figures.drawn import Drawn, caption, footer
 from carryclip.experiments.figures.lines import thousands
 from carryclip.experiments.figures.sheet import sheet
 from carryclip.experiments.figures.style import plain
-from carryclip.experiments.naming import OPTIMIZERS, method_order, region_name, region_order
-from carryclip.experiments.summary import Summary
-from carryclip.experiments.verdicts import SEEDS
 
 Row = tuple[str | None, str]
 """A region and what is done in it."""

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from carryclip.experiments.analysis.naming import OPTIMIZERS, Kind, region_name, region_order
+from carryclip.experiments.analysis.summary import Summary
 from carryclip.experiments.figures.drawn import Drawn, caption, footer
 from carryclip.experiments.figures.epochs import zoomed
 from carryclip.experiments.figures.lines import (
@@ -16,8 +18,6 @@ from carryclip.experiments.figures.lines import (
     strip_height,
 )
 from carryclip.experiments.figures.sheet import Sheet, sheet
-from carryclip.experiments.naming import OPTIMIZERS, Kind, region_name, region_order
-from carryclip.experiments.summary import Summary
 
 HOW = (
     "Lines: median over seeds at the best learning rate; bars: smallest to largest; drawn only if all seeds reached "

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from carryclip.experiments.naming import OPTIMIZERS, data_name, method_name, region_name
+from carryclip.experiments.analysis.naming import OPTIMIZERS, data_name, method_name, region_name
 from carryclip.experiments.report.sections import Section
 from carryclip.experiments.store import Record
 

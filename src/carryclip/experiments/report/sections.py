@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from carryclip.experiments.analysis.judge import judge
+from carryclip.experiments.analysis.summary import Summary, summaries
 from carryclip.experiments.claims import Claim
 from carryclip.experiments.figures import FIGURES, draw
 from carryclip.experiments.figures.drawn import Drawn
 from carryclip.experiments.figures.style import RC
-from carryclip.experiments.judge import judge
 from carryclip.experiments.output import save_figure, save_rows
 from carryclip.experiments.store import OUTCOMES, Record, Store
-from carryclip.experiments.summary import Summary, summaries
 
 MESSAGES = 20
 """At most so many messages of runs that crashed are shown above the table of runs."""

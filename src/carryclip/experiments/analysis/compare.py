@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from carryclip.experiments.summary import Cell
+from carryclip.experiments.analysis.summary import Cell
 
 DRAWS = 1000
 LEVEL = 0.95

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from carryclip.experiments import evidence
+from carryclip.experiments.analysis import evidence
+from carryclip.experiments.analysis.evidence import Evidence
+from carryclip.experiments.analysis.summary import Summary, runs_of
 from carryclip.experiments.claims import Claim
-from carryclip.experiments.evidence import Evidence
-from carryclip.experiments.summary import Summary, runs_of
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from carryclip.experiments import verdicts
+from carryclip.experiments.analysis import verdicts
+from carryclip.experiments.analysis.compare import Comparison, Effect, compare, pooled
+from carryclip.experiments.analysis.naming import OPTIMIZERS, Kind
+from carryclip.experiments.analysis.summary import Cell, Summary
 from carryclip.experiments.claims import Verdict
-from carryclip.experiments.compare import Comparison, Effect, compare, pooled
-from carryclip.experiments.naming import OPTIMIZERS, Kind
-from carryclip.experiments.summary import Cell, Summary
 
 SMALL_BATCH, LARGE_BATCH = 100, 500
 """The paper's small batches go up to the first, its large ones begin at the second."""

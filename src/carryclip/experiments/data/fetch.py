@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
 from carryclip import __version__
-from carryclip.experiments._unpack import DataError, md5_of, sha512_of
+from carryclip.experiments.data.unpack import DataError, md5_of, sha512_of
 
 CONNECT_SECONDS = 30.0
 READ_SECONDS = 30.0

@@ -1,0 +1,1 @@
+"""From the runs of a study to its result: names, medians, comparisons, and verdicts on the claims of the paper."""

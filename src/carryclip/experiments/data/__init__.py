@@ -1,0 +1,1 @@
+"""Data sets: fetched, checked and kept on this machine."""

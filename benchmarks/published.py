@@ -15,8 +15,8 @@ from dataclasses import fields
 from pathlib import Path
 
 from carryclip.experiments.analysis.summary import Summary, summarise
+from carryclip.experiments.records import Record
 from carryclip.experiments.spec import Spec
-from carryclip.experiments.store import Record
 from carryclip.experiments.terminal import rows
 
 PAGE = Path(__file__).parents[1] / "docs" / "experiments" / "results.md"

@@ -3,8 +3,8 @@
 import math
 
 from carryclip.experiments.analysis.summary import summarise
+from carryclip.experiments.records import Epoch, Record
 from carryclip.experiments.spec import Spec
-from carryclip.experiments.store import Epoch, Record
 
 NORM = "Norm(0.5)"
 METHODS = {"none": {}, "clip": {"region": NORM}, "U-Clip": {"region": NORM, "carry": "full"}}

@@ -15,7 +15,8 @@ import pytest
 
 from carryclip.experiments import grid
 from carryclip.experiments.engine import owners
-from carryclip.experiments.store import FAULTS, Store
+from carryclip.experiments.records import FAULTS
+from carryclip.experiments.store import Store
 
 HERE = Path(__file__).parent
 KILLS = int(os.environ.get("CARRYCLIP_KILLS", "8"))
@@ -125,8 +126,8 @@ def test_what_goes_wrong_is_an_outcome_and_the_rest_finishes(tmp_path, method, o
 
 
 def test_checkpoints_bring_a_run_back_to_the_bit(tmp_path):
+    from carryclip.experiments.records import End
     from carryclip.experiments.spec import Spec
-    from carryclip.experiments.store import End
     from carryclip.experiments.training import train
 
     settings = [

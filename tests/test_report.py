@@ -12,11 +12,12 @@ import pytest
 
 from carryclip.experiments.claims import Claim
 from carryclip.experiments.grid import Study
+from carryclip.experiments.records import Epoch
 from carryclip.experiments.report.build import build, lines, main
 from carryclip.experiments.report.sections import Section, environment, slug
 from carryclip.experiments.report.theory import TheoryError, read_theory
 from carryclip.experiments.spec import Spec
-from carryclip.experiments.store import Epoch, Store
+from carryclip.experiments.store import Store
 from made import METHODS, record
 
 THEORY = Path(__file__).parents[1] / "docs" / "theory" / "figures"

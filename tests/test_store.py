@@ -17,9 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from carryclip.experiments.database import StoreError
 from carryclip.experiments.grid import Study
+from carryclip.experiments.records import FAULTS, OUTCOMES, Epoch
 from carryclip.experiments.spec import Spec
-from carryclip.experiments.store import FAULTS, OUTCOMES, Epoch, Store, StoreError
+from carryclip.experiments.store import Store
 
 GIVEN = {"task": "digits", "optimizer": "sgd", "lr": 0.1, "batch": 16, "epochs": 3}
 
@@ -215,7 +217,8 @@ WORKER = """
 import sys
 import tempfile
 import time
-from carryclip.experiments.store import Epoch, Store
+from carryclip.experiments.records import Epoch
+from carryclip.experiments.store import Store
 path, owner = sys.argv[1:]
 store = Store(path)
 while taken := store.take("study", owner, lease=0.5):

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from carryclip.experiments.analysis.compare import compare, interval, pooled
 from carryclip.experiments.analysis.naming import method_name, region_name
 from carryclip.experiments.analysis.summary import epochs_of, runs_of, summarise
+from carryclip.experiments.records import OUTCOMES
 from carryclip.experiments.spec import Spec
-from carryclip.experiments.store import OUTCOMES
 from made import METHODS, cell, record, seeds, summary
 
 INF = math.inf

@@ -8,9 +8,11 @@ from typing import Any
 
 from rich.console import Console
 
+from carryclip.experiments.database import StoreError
 from carryclip.experiments.output import complain, make_folder
+from carryclip.experiments.records import Epoch, Record
 from carryclip.experiments.spec import Spec
-from carryclip.experiments.store import Epoch, Record, Store, StoreError
+from carryclip.experiments.store import Store
 
 _SPEC = [field.name for field in fields(Spec)]
 _EPOCH = [field.name for field in fields(Epoch)]

@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.table import Table
 
 from carryclip.experiments import cost, grid
+from carryclip.experiments.database import StoreError
 from carryclip.experiments.engine.settings import Options
 from carryclip.experiments.output import complain
-from carryclip.experiments.store import Store, StoreError
+from carryclip.experiments.store import Store
 
 
 def ask(what: Sequence[str], *, tier: str | None, store: str, workers: int | None, threads: int, device: str) -> int:

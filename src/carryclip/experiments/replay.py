@@ -6,11 +6,13 @@ from dataclasses import fields
 from rich.console import Console
 from rich.table import Table
 
+from carryclip.experiments.database import StoreError
 from carryclip.experiments.engine import work
 from carryclip.experiments.engine.settings import Setting
 from carryclip.experiments.output import complain
+from carryclip.experiments.records import End, Epoch
 from carryclip.experiments.status import find
-from carryclip.experiments.store import End, Epoch, Store, StoreError
+from carryclip.experiments.store import Store
 
 COMPARED = [field.name for field in fields(Epoch) if field.name != "seconds"]
 

@@ -13,10 +13,11 @@ from rich.console import Console
 
 from carryclip.experiments import grid
 from carryclip.experiments.cost import EXAMPLES
+from carryclip.experiments.database import StoreError
 from carryclip.experiments.engine.settings import Options
 from carryclip.experiments.output import complain, make_folder
 from carryclip.experiments.spec import Spec, check_keys, load_method, parse
-from carryclip.experiments.store import Store, StoreError
+from carryclip.experiments.store import Store
 
 
 class InputError(ValueError):

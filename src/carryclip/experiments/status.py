@@ -7,8 +7,10 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
+from carryclip.experiments.database import StoreError
 from carryclip.experiments.output import complain
-from carryclip.experiments.store import FAULTS, OUTCOMES, Store, StoreError
+from carryclip.experiments.records import FAULTS, OUTCOMES
+from carryclip.experiments.store import Store
 
 COLUMNS = ("waiting", "running", *OUTCOMES)
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from carryclip import __version__
 from carryclip.diagnosis import CarryClipWarning
 from carryclip.experiments import tasks
+from carryclip.experiments.records import End, Epoch
 from carryclip.experiments.spec import Spec, load_method, parse, policy_of
-from carryclip.experiments.store import End, Epoch
 from carryclip.torch import UClip
 
 SAMPLES = 10

@@ -22,7 +22,8 @@ from carryclip.experiments.analysis.naming import (
     region_name,
     region_order,
 )
-from carryclip.experiments.store import Epoch, Record, Store
+from carryclip.experiments.records import Epoch, Record
+from carryclip.experiments.store import Store
 
 
 @dataclass(frozen=True)

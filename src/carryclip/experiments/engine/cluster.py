@@ -12,8 +12,9 @@ from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 from carryclip.experiments.engine import work
 from carryclip.experiments.engine.owners import Claims, free_the_dead
 from carryclip.experiments.engine.settings import Setting
+from carryclip.experiments.records import End, Epoch
 from carryclip.experiments.spec import Spec
-from carryclip.experiments.store import End, Epoch, Store
+from carryclip.experiments.store import Store
 
 DEATHS = 3
 """Workers that a run may lose on nodes that live on: a segfault cannot be told from a kill."""

@@ -9,7 +9,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from carryclip.experiments.cost import weight
 from carryclip.experiments.grid import Study
 from carryclip.experiments.plan import hours
-from carryclip.experiments.store import OUTCOMES, Store
+from carryclip.experiments.records import OUTCOMES
+from carryclip.experiments.store import Store
 
 REFRESH, PLAIN = 1.0, 30.0
 """Seconds between two looks at the store, and between two lines off a terminal."""

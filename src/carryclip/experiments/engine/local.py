@@ -17,8 +17,9 @@ from pebble import ProcessExpired, ProcessPool
 from carryclip.experiments.engine import work
 from carryclip.experiments.engine.owners import Claims, free_the_dead
 from carryclip.experiments.engine.settings import Setting
+from carryclip.experiments.records import End, Outcome
 from carryclip.experiments.spec import Spec
-from carryclip.experiments.store import End, Outcome, Store
+from carryclip.experiments.store import Store
 
 Tick = Callable[[], None]
 KILLS = 20

@@ -9,8 +9,9 @@ import threading
 import uuid
 from pathlib import Path
 
+from carryclip.experiments.database import StoreError
 from carryclip.experiments.spec import Spec
-from carryclip.experiments.store import LEASE, Store, StoreError
+from carryclip.experiments.store import LEASE, Store
 
 
 def new_owner() -> str:

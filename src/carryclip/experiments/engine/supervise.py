@@ -17,7 +17,8 @@ from carryclip.experiments.engine.settings import Options, Setting
 from carryclip.experiments.grid import Study, matches
 from carryclip.experiments.output import complain
 from carryclip.experiments.plan import hours
-from carryclip.experiments.store import FAULTS, Store
+from carryclip.experiments.records import FAULTS
+from carryclip.experiments.store import Store
 
 
 def supervise(

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from carryclip.experiments.engine.settings import Setting
+from carryclip.experiments.records import End, Epoch
 from carryclip.experiments.spec import Spec
-from carryclip.experiments.store import End, Epoch, Store
+from carryclip.experiments.store import Store
 
 MESSAGE_LENGTH = 8000
 

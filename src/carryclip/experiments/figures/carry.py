@@ -10,7 +10,7 @@ from carryclip.experiments.figures.drawn import Drawn, caption, footer
 from carryclip.experiments.figures.lines import centred
 from carryclip.experiments.figures.sheet import sheet
 from carryclip.experiments.figures.style import Look, looks
-from carryclip.experiments.store import Epoch
+from carryclip.experiments.records import Epoch
 
 GRADIENT: Look = {"color": "0.55", "linestyle": "-", "linewidth": 1.0}
 RADIUS: Look = {"color": "black", "linestyle": (0, (1, 1)), "linewidth": 1.2}

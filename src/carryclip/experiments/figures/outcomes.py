@@ -9,7 +9,7 @@ from carryclip.experiments.figures.drawn import Drawn, caption, footer
 from carryclip.experiments.figures.lines import thousands
 from carryclip.experiments.figures.sheet import sheet
 from carryclip.experiments.figures.style import Look, plain
-from carryclip.experiments.store import OUTCOMES
+from carryclip.experiments.records import OUTCOMES
 
 LOOKS: dict[str, Look] = {
     "reached": {"facecolor": "#9ecae1", "edgecolor": "#3a7ca5", "hatch": ""},

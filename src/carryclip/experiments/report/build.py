@@ -15,11 +15,12 @@ from rich.console import Console
 
 from carryclip import __version__
 from carryclip.experiments.claims import VERDICTS, Claim
+from carryclip.experiments.database import StoreError
 from carryclip.experiments.output import make_folder
 from carryclip.experiments.report import runs
 from carryclip.experiments.report.sections import Picture, Section, sections
 from carryclip.experiments.report.theory import TheoryError, read_theory
-from carryclip.experiments.store import Store, StoreError
+from carryclip.experiments.store import Store
 
 TIERS = ("paper", "small", "smoke")
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from carryclip.experiments.analysis.naming import OPTIMIZERS, data_name, method_name, region_name
+from carryclip.experiments.records import Record
 from carryclip.experiments.report.sections import Section
-from carryclip.experiments.store import Record
 
 WORDS = ("study", "data", "optimizer", "method", "region", "outcome")
 """Columns of words."""

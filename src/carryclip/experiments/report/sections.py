@@ -16,7 +16,8 @@ from carryclip.experiments.figures import FIGURES, draw
 from carryclip.experiments.figures.drawn import Drawn
 from carryclip.experiments.figures.style import RC
 from carryclip.experiments.output import save_figure, save_rows
-from carryclip.experiments.store import OUTCOMES, Record, Store
+from carryclip.experiments.records import OUTCOMES, Record
+from carryclip.experiments.store import Store
 
 MESSAGES = 20
 """At most so many messages of runs that crashed are shown above the table of runs."""

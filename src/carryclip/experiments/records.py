@@ -1,0 +1,52 @@
+"""What is kept of a run: how it ended, what was seen after each epoch, where it ran."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from carryclip.experiments.spec import Spec
+
+Outcome = Literal["reached", "not_reached", "diverged", "oom", "timeout", "crashed"]
+OUTCOMES: tuple[Outcome, ...] = ("reached", "not_reached", "diverged", "oom", "timeout", "crashed")
+FAULTS: tuple[Outcome, ...] = ("oom", "timeout", "crashed")
+"""Those that say nothing about the method."""
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What is known of a run after one epoch; None for what there is not, such as a carry without clipping."""
+
+    epoch: int
+    loss: float | None = None
+    running_accuracy: float | None = None
+    train_accuracy: float | None = None
+    test_accuracy: float | None = None
+    grad_norm: float | None = None
+    carry_norm: float | None = None
+    radius_norm: float | None = None
+    clipped_fraction: float | None = None
+    carry_feed: float | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class End:
+    """How a run ended."""
+
+    outcome: Outcome
+    reached: int | None = None
+    """The first epoch at the target."""
+    message: str | None = None
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run as the store has it."""
+
+    spec: Spec
+    state: str
+    outcome: Outcome | None
+    reached: int | None
+    """The first epoch at the target."""
+    seconds: float | None
+    message: str | None
+    environment: dict[str, Any]

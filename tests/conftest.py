@@ -4,6 +4,7 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -16,3 +17,13 @@ torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the programs that tests start
 settings.register_profile("carryclip", deadline=None, derandomize=True)
 settings.load_profile("carryclip")
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    """Two processes that have each other as a process group."""
+    from ranks import Ranks
+
+    made = Ranks()
+    yield made
+    made.close()

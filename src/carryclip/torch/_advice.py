@@ -12,6 +12,7 @@ from carryclip.diagnosis import LAST_STEP
 from carryclip.regions import Component, Norm
 from carryclip.torch._engine import Report
 from carryclip.torch._layout import Layout
+from carryclip.torch._shards import local
 
 SAMPLED_COORDINATES = 16_384
 REMEMBERED_STEPS = 1_000
@@ -87,23 +88,23 @@ class Observer:
 
     def record(self, layout: Layout, report: Report, grad_scale: Tensor | None) -> None:
         """Take in one step; everything stays on the device."""
-        if report.metrics is None:
+        if report.measured is None:
             return
         if len(self._picks) != len(layout.leaves):
             self._choose(layout)
         parts = []
         for leaf, pick in zip(layout.leaves, self._picks, strict=True):
-            gradient = leaf.param.grad
+            gradient = None if leaf.param.grad is None else local(leaf.param.grad)
             if gradient is None:
                 parts.append(torch.full((pick.numel(),), math.nan, device=pick.device))
                 continue
             gradient = gradient.to_dense() if gradient.is_sparse else gradient
             gradient = torch.view_as_real(gradient) if gradient.is_complex() else gradient
             parts.append(gradient.detach().reshape(-1)[pick].float())
-        device = report.metrics.device
+        device = report.measured.metrics.device
         sample = torch.cat([part.to(device, non_blocking=True) for part in parts])
         self._samples.append(sample if grad_scale is None else sample / grad_scale)
-        self._metrics.append(report.metrics)
+        self._metrics.append(report.measured.metrics)
         self._skips.append(report.skip)
 
     def _choose(self, layout: Layout) -> None:
@@ -175,6 +176,11 @@ class Observer:
 def check_observable(layout: Layout) -> None:
     """Observing judges one region for the whole gradient."""
     region = layout.rules[0].region
+    if layout.spread is not None and layout.spread.size > 1:
+        raise ValueError(
+            "observe=True judges whole gradients, and these parameters are spread over ranks: observe on one process, "
+            "or with DDP, and use what it says here."
+        )
     if len(layout.rules) > 1 or (isinstance(region, Norm) and region.over != "all"):
         raise ValueError(
             "observe=True judges one region for the whole gradient: give a single region for all groups, and a Norm "

@@ -20,6 +20,7 @@ from carryclip.torch._hooks import Hooks
 from carryclip.torch._layout import Group, Leaf, RegionMap
 from carryclip.torch._state import (
     PREFIX,
+    SKIPPED,
     STEPS,
     Ledger,
     OptimizerHome,
@@ -52,6 +53,8 @@ class UClip:
         carry_dtype: ``"bfloat16"`` stores the carry in half the memory, rounded at random so that nothing is lost on
             average; the default is at least float32.
         moments_dtype: the same for moments and feed averages.
+        process_group: ranks each of which has other parameters, as under ZeRO; norms and skipped steps are then those
+            of all of them. A ``ZeroRedundancyOptimizer`` brings its own, and DTensors need none.
 
     >>> import torch
     >>> from carryclip import Component
@@ -76,20 +79,22 @@ class UClip:
         compile: CompileMode = False,
         carry_dtype: str | torch.dtype | None = None,
         moments_dtype: str | torch.dtype | None = None,
+        process_group: Any = None,
     ) -> None:
         check_every(metrics_every)
-        optimizers, self._own_groups = _targets.parse(target)
+        optimizers, self._own_groups, found = _targets.parse(target)
+        self._process_group = found if process_group is None else process_group
         self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
         self.regions = RegionMap(region)
         self.regions.check(self._groups)
         self.carry_policy = check_policy(carry)
         self._observer = Observer() if observe else None
-        self._layout = _layout.build(self._groups, self.regions, carry, nonfinite)
+        self._layout = _layout.build(self._groups, self.regions, carry, nonfinite, self._process_group)
         self.nonfinite: NonFinite = nonfinite
         if observe:
             # A watcher must not raise into the training it watches, and must not take bad values for data.
             self.nonfinite = "skip"
-            self._layout = _layout.build(self._groups, self.regions, carry, self.nonfinite)
+            self._layout = _layout.build(self._groups, self.regions, carry, self.nonfinite, self._process_group)
             check_observable(self._layout)
         self._signature = self._shape_of_groups()
         _targets.claim(self, self._params(), watch_only=observe)
@@ -224,6 +229,7 @@ class UClip:
                 raise ValueError(f"The state does not fit these parameters: {where} is missing or has another shape.")
         home.state.clear()
         self._engine.forget_clear()
+        self._engine.forget_news()
         for number, entries in state.items():
             param = self._layout.leaves[number].param
             home.entries(param).update({k: v.to(param.device, copy=True) for k, v in entries.items()})
@@ -249,8 +255,8 @@ class UClip:
         else:
             for group in self._groups if self._optimizers else []:
                 group[STEPS] = self.ledger.steps
-        if report.metrics is not None:
-            self._watch.record(report.metrics, report.skip, step)
+        if report.measured is not None:
+            self._watch.record(*report.measured)
         return report
 
     def settle(self, optimizer: Optimizer) -> None:
@@ -259,12 +265,16 @@ class UClip:
             self._engine.home.settle(optimizer)
 
     def refresh(self) -> None:
-        """Take in param groups that were added, and regions that were changed."""
+        """Take in param groups that were added, regions that were changed, and states loaded behind our back."""
+        for optimizer in self.optimizers if self._observer is None else []:
+            # ZeroRedundancyOptimizer loads the optimizer inside it without telling it.
+            if optimizer.param_groups[0].get(SKIPPED, self.ledger.skipped) is not self.ledger.skipped:
+                self.adopt(optimizer, marked=True)
         signature = self._shape_of_groups()
         if len(signature) == len(self._signature) and all(map(_same, signature, self._signature)):
             return
         old = self._layout
-        layout = _layout.build(self._groups, self.regions, self.carry_policy, self.nonfinite)
+        layout = _layout.build(self._groups, self.regions, self.carry_policy, self.nonfinite, self._process_group)
         _targets.claim(self, [leaf.param for leaf in layout.leaves], watch_only=self._observer is not None)
         self._layout, self._signature = layout, signature
         kept = {leaf.param: leaf for leaf in layout.leaves}
@@ -286,6 +296,7 @@ class UClip:
             home.forget(optimizer)
         self._engine.bad_steps = None
         self._engine.forget_clear()
+        self._engine.forget_news()
         self._watch.reset()
         if marked:
             self._adopt_found(optimizer)
@@ -394,6 +405,7 @@ class UClip:
             "compile": self._engine.compile,
             "carry_dtype": self._storage.carry,
             "moments_dtype": self._storage.moments,
+            "process_group": self._process_group,
         }
         if self._optimizers:
             return _attach_again, (self.optimizers, self.regions.default, options, self._removed)

@@ -1,6 +1,7 @@
 """``uclipped``: an optimizer class that clips by itself, and still does after deepcopy, pickle and ZeRO."""
 
 import inspect
+import sys
 from typing import Any
 
 from torch.optim import Optimizer
@@ -40,7 +41,7 @@ def uclipped(optimizer_class: type[Optimizer], region: Any, **options: Any) -> t
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         optimizer_class.__init__(self, *args, **kwargs)
-        self.uclip = UClip(self, region, **options)
+        self.uclip = UClip(self, region, **{"process_group": _group_of_zero(), **options})
 
     def __reduce__(self: Any) -> tuple[Any, ...]:
         return _rebuild, (optimizer_class, region, options), (self.__getstate__(), self.uclip.__reduce__()[1][-1])
@@ -66,6 +67,21 @@ def uclipped(optimizer_class: type[Optimizer], region: Any, **options: Any) -> t
             "__module__": __name__,
         },
     )
+
+
+def _group_of_zero() -> Any:
+    """The process group of the ``ZeroRedundancyOptimizer`` that is making this optimizer, if one is.
+
+    It hands the class a share of the parameters and says nothing of the others, without which a norm would silently be
+    that of the share.
+    """
+    frame = sys._getframe(2)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if type(owner).__name__ == "ZeroRedundancyOptimizer":
+            return getattr(owner, "process_group", None)
+        frame = frame.f_back
+    return None
 
 
 def _rebuild(optimizer_class: type[Optimizer], region: Any, options: dict[str, Any]) -> Any:

@@ -13,6 +13,7 @@ from carryclip.diagnosis import warn_user
 from carryclip.torch._engine import Report
 from carryclip.torch._jobs import writable
 from carryclip.torch._layout import GROUP_KEY
+from carryclip.torch._shards import local
 from carryclip.torch._state import PREFIX, REGION, params_of
 
 
@@ -136,7 +137,8 @@ class Hooks:
         with torch.no_grad():
             for param in dict.fromkeys(params_of(optimizer)):
                 if param.grad is not None:
-                    gradient = param.grad._values() if param.grad.is_sparse else writable(param)
+                    dense = local(param.grad)
+                    gradient = dense._values() if dense.is_sparse else writable(param, dense)
                     gradient.mul_(inverse.to(gradient.device, non_blocking=True))
         optimizer.grad_scale = None  # type: ignore[attr-defined]
         return None
@@ -232,14 +234,14 @@ Marks = list[tuple[Callable[[], Tensor | None], int]]
 
 def _marks(optimizer: Optimizer) -> Marks:
     gradients = [param.grad for param in params_of(optimizer)]
-    return [(lambda: None, 0) if grad is None else (weakref.ref(grad), grad._version) for grad in gradients]
+    return [(lambda: None, 0) if grad is None else (weakref.ref(grad), local(grad)._version) for grad in gradients]
 
 
 def _unchanged(optimizer: Optimizer, marks: Marks | None) -> bool:
     """Whether the gradients are still those that were marked: the same tensors, not written since."""
     gradients = [param.grad for param in params_of(optimizer)]
     return marks is not None and all(
-        was() is grad and (grad is None or grad._version == version)
+        was() is grad and (grad is None or local(grad)._version == version)
         for grad, (was, version) in zip(gradients, marks, strict=False)
     )
 
@@ -267,6 +269,8 @@ def _warn_if_orphaned(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if optimizer in _attached:
         return
     _attached.add(optimizer)
+    if getattr(optimizer, "optim", None) in _attached:  # ZeroRedundancyOptimizer shows the groups of the one inside it
+        return
     if any(REGION in group for group in optimizer.param_groups):
         warn_user(
             f"This {type(optimizer).__name__} holds the carry of U-Clip but no clipper is attached (deepcopy and "

@@ -18,7 +18,7 @@ from carryclip.algorithm import Rule, Sums
 from carryclip.diagnosis import Diagnosis
 from carryclip.precision import truncate
 from carryclip.regions import Component
-from carryclip.torch._jobs import is_sharded, writable
+from carryclip.torch._jobs import writable
 from carryclip.torch._layout import Leaf
 from carryclip.torch._namespace import squared_norm
 from carryclip.torch._state import wide
@@ -54,18 +54,20 @@ class Slab(NamedTuple):
 
 def gather(
     leaves: list[Leaf],
+    own: list[Tensor | None],
     rule: Rule,
     radius: float,
-    carry_of: Callable[[Tensor, torch.dtype], Tensor],
+    carry_of: Callable[[Leaf, torch.dtype], Tensor],
     *,
     host: bool,
     inspect: bool,
 ) -> tuple[list[Slab], list[Leaf]]:
     """Slabs of all the gradients that can be clipped in place, and the parameters whose gradients cannot.
 
+    ``own`` are all gradients, by number of the parameter.
     Most often all gradients are of one kind, which is found out without looking at each by itself.
     """
-    given = [(leaf, gradient) for leaf in leaves if (gradient := leaf.param.grad) is not None]
+    given = [(leaf, gradient) for leaf in leaves if (gradient := own[leaf.number]) is not None]
     gradients = [gradient for _, gradient in given]
     groups: dict[Any, list[tuple[Leaf, Tensor]]] = {}
     left: list[Leaf] = []
@@ -80,14 +82,14 @@ def gather(
     for members in groups.values():
         first = members[0][1]
         dtype = wide(first.dtype)
-        fits = first.layout == torch.strided and not first.is_complex() and not is_sharded(first)
+        fits = first.layout == torch.strided and not first.is_complex()
         # Away from the host a conversion would need a temporary, and zeroing bad entries another look at them.
         fits = fits and (host or (first.dtype == dtype and rule.nonfinite != "zero"))
         if not fits:
             left += [leaf for leaf, _ in members]
             continue
-        members = [(leaf, g if g.is_contiguous() else writable(leaf.param)) for leaf, g in members if g.numel()]
-        carries = [carry_of(leaf.param, dtype) for leaf, _ in members] if rule.carry is not False else None
+        members = [(leaf, g if g.is_contiguous() else writable(leaf.param, g)) for leaf, g in members if g.numel()]
+        carries = [carry_of(leaf, dtype) for leaf, _ in members] if rule.carry is not False else None
         slabs += _slabs(members, carries, rule, dtype, radius, host=host, inspect=inspect)
     return slabs, left
 

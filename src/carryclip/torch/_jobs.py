@@ -15,6 +15,7 @@ from torch._utils import _unflatten_dense_tensors as back_in_shape
 from carryclip.algorithm import Buffers, Rule
 from carryclip.precision import seed_of
 from carryclip.torch._layout import Leaf, fitted, pick
+from carryclip.torch._shards import laid_like, local, put_gradient
 from carryclip.torch._state import Entries, Storage, buffers_of, wide
 
 CHUNK = 1 << 17
@@ -41,35 +42,36 @@ class Job(NamedTuple):
     """True if gradient and buffers are ordinary arrays of the parameter's shape, which may be written in place."""
 
 
-def writable(param: Tensor) -> Tensor:
+def writable(param: Tensor, gradient: Tensor) -> Tensor:
     """The parameter's dense gradient; an expanded one shares memory between its entries and is cloned first."""
-    gradient = param.grad
-    assert gradient is not None
     if not gradient.is_contiguous() and any(
         stride == 0 and size > 1 for stride, size in zip(gradient.stride(), gradient.shape, strict=True)
     ):
-        gradient = param.grad = gradient.clone(memory_format=torch.contiguous_format)
+        gradient = gradient.clone(memory_format=torch.contiguous_format)
+        put_gradient(param, gradient)
     return gradient
 
 
-def is_sharded(tensor: Tensor) -> bool:
-    """Whether this is a ``DTensor``, which cannot be cut or packed."""
-    return hasattr(tensor, "placements")
-
-
-def open_job(leaf: Leaf, rule: Rule, entries: Entries, storage: Storage, *, write: bool, scale: Tensor | None) -> Job:
+def open_job(
+    leaf: Leaf,
+    gradient: Tensor,
+    rule: Rule,
+    entries: Entries,
+    storage: Storage,
+    *,
+    write: bool,
+    scale: Tensor | None,
+) -> Job:
     """See a parameter's gradient as plain arrays. ``scale`` is a loss scale to divide out of what is only read."""
     param = leaf.param
-    gradient = param.grad
-    assert gradient is not None
     dtype = wide(gradient.dtype)
     rows = None
     if gradient.is_conj():  # autograd may leave the conjugation to whoever reads it
         gradient = gradient.resolve_conj()
         if write:
-            param.grad = gradient
+            put_gradient(param, gradient)
     if gradient.layout == torch.strided:
-        gradient = writable(param) if write and not gradient.is_contiguous() else gradient
+        gradient = writable(param, gradient) if write and not gradient.is_contiguous() else gradient
     elif gradient.is_sparse:
         _check_sparse(leaf, rule)
         gradient = gradient.coalesce()
@@ -83,9 +85,11 @@ def open_job(leaf: Leaf, rule: Rule, entries: Entries, storage: Storage, *, writ
     if scale is not None:
         gradient = gradient / scale
     stored = buffers_of(entries, rule.buffers, param, dtype, storage)
+    if leaf.sharded:
+        stored = Buffers(*(None if x is None else local(x) for x in stored))
     if gradient.is_complex():
         return Job(leaf, rule, torch.view_as_real(gradient), stored, dtype, rows, False)
-    plain = rows is None and scale is None and not is_sharded(gradient)
+    plain = rows is None and scale is None
     return Job(leaf, rule, gradient, stored, dtype, rows, plain)
 
 
@@ -120,6 +124,7 @@ def _size_of(job: Job, size: Any) -> Any:
     if torch.promote_types(size.dtype, job.dtype) == job.dtype:
         size = size.to(job.dtype)
     if size.dim():
+        size = laid_like(size, leaf.param) if leaf.sharded else size
         size = size[job.rows] if job.rows is not None else size
         size = size.unsqueeze(-1) if leaf.param.is_complex() else size
     return size
@@ -173,7 +178,7 @@ def pieces_of(jobs: list[tuple[Job, tuple[Any, ...]]], longest: int | None, smal
         single = all(isinstance(size, float) or size.dim() == 0 for size in sizes)
         if job.plain and count < small and single:
             known = tuple(size if isinstance(size, float) else id(size) for size in sizes)
-            where = job.leaf.rule, job.leaf.scope, job.gradient.dtype, job.gradient.device, known
+            where = job.leaf.rule, job.leaf.scope, job.leaf.counted, job.gradient.dtype, job.gradient.device, known
             packs.setdefault(where, ([], sizes))[0].append(job)
             continue
         flat = _flat(job, sizes) if job.plain else None

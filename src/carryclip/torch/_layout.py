@@ -13,11 +13,14 @@ from torch import Tensor
 from carryclip.algorithm import NonFinite, Rule, rule_number
 from carryclip.carry import CarryPolicy
 from carryclip.regions import Norm, Region, check_region
+from carryclip.torch._shards import Spread, is_sharded, local_gradient, spread_of
 
 GROUP_KEY = "uclip"
 """Key of a param group that holds the group's own region, or None to leave the group alone."""
 
 Group = dict[str, Any]
+Gradients = list[Tensor | None]
+"""By number of the parameter; what is here of those that are spread over ranks."""
 
 
 @dataclass(eq=False)
@@ -33,6 +36,10 @@ class Leaf:
     """Position among the parameters of its rule: where a list of radii has its entry."""
     scope: int
     """Under a ``Norm``: which of the rule's vectors it belongs to."""
+    sharded: bool = False
+    """It is a ``DTensor``, of which only a part may be here."""
+    counted: bool = True
+    """False where another rank has the same entries and counts them."""
 
 
 @dataclass
@@ -45,6 +52,14 @@ class Layout:
     """The vectors of each rule, each named by something that stays when groups are added."""
     groups: list[tuple[int, slice] | None] = field(default_factory=list)
     """Per group its rule and the range of that rule's scopes it takes part in; None if it is left alone."""
+    spread: Spread | None = None
+    """How the parameters lie on ranks; None if this process has all of them."""
+
+    def gradients(self) -> Gradients:
+        """The gradients that the parameters have now."""
+        if self.spread is None:
+            return [leaf.param.grad for leaf in self.leaves]
+        return [local_gradient(leaf.param, leaf.name) for leaf in self.leaves]
 
     def members(self, rule: int, scope: int) -> int:
         """How many parameters make up one vector."""
@@ -100,7 +115,9 @@ class RegionMap:
         )
 
 
-def build(groups: list[Group], regions: RegionMap, carry: CarryPolicy, nonfinite: NonFinite) -> Layout:
+def build(
+    groups: list[Group], regions: RegionMap, carry: CarryPolicy, nonfinite: NonFinite, process_group: Any = None
+) -> Layout:
     """Lay out the parameters of ``groups``; a parameter that occurs twice counts once, where it comes first."""
     layout = Layout()
     seen: set[int] = set()
@@ -139,7 +156,17 @@ def build(groups: list[Group], regions: RegionMap, carry: CarryPolicy, nonfinite
             else "There are no parameters to clip."
         )
     _check_radii(layout)
+    _spread_out(layout, process_group)
     return layout
+
+
+def _spread_out(layout: Layout, process_group: Any) -> None:
+    """Note how the parameters lie on ranks."""
+    leaves = layout.leaves
+    layout.spread = spread_of([leaf.param for leaf in leaves], [leaf.name for leaf in leaves], process_group)
+    if layout.spread is not None:
+        for leaf, counted in zip(leaves, layout.spread.counted, strict=True):
+            leaf.counted, leaf.sharded = counted, is_sharded(leaf.param)
 
 
 def _numbered(number: int, group: Group) -> list[str]:

@@ -1,7 +1,7 @@
 """What belongs to a whole scope: its sums, the verdict on it, and the metrics of a step."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from carryclip.algorithm import Feed, Rule, Sums, Verdict, decide
-from carryclip.diagnosis import LAST_STEP, Diagnosis, last_step, of_scopes
+from carryclip.diagnosis import Diagnosis, last_step, of_scopes
+from carryclip.regions import Norm
 from carryclip.torch._inplace import Slab
 from carryclip.torch._jobs import Piece
 from carryclip.torch._layout import Leaf
 from carryclip.torch._namespace import host_xp, xp
+from carryclip.torch._state import wide
 
 
 class Part(NamedTuple):
@@ -54,6 +56,8 @@ class Totals(NamedTuple):
     rounding: Any
     """How far, relative to its size, rounding to the narrowest gradient's type may move each scope's update; 0 if
     none."""
+    single: bool
+    """Each scope is one tensor."""
 
 
 class Verdicts:
@@ -83,25 +87,40 @@ class Verdicts:
         return Verdict(scale=self._scale[k].to(**place), keep=keep)
 
 
-def totals_of(parts: list[Part], device: torch.device) -> Totals:
-    """Add up the sums of a ``Norm``'s arrays within each scope that takes part."""
-    # In order, whatever order the parts come in: the gates' memory is in that order too.
-    place = {scope: k for k, scope in enumerate(sorted({part.scope for part in parts}))}
-    where = [place[part.scope] for part in parts]
-    dtype = _widest(part.dtype for part in parts)
+def totals_of(
+    rule: Rule,
+    parts: list[Part],
+    members: list[tuple[int, torch.dtype]],
+    device: torch.device,
+    scopes: Sequence[int] = (),
+) -> Totals:
+    """Add up the sums of a ``Norm``'s arrays within each scope that takes part.
 
-    def total(name: str) -> Tensor | None:
-        column = [getattr(part.sums, name) for part in parts]
-        return None if column[0] is None else _by_scope(column, where, len(place), device, dtype)
+    ``members`` are the scopes and the types of the gradients in them, of which this rank may have no part; ``scopes``
+    are those that take part, if other ranks may have more members.
+    """
+    # In order, whatever order the parts come in: the gates' memory is in that order too.
+    place = {scope: k for k, scope in enumerate(scopes or sorted({scope for scope, _ in members}))}
+    where = [place[part.scope] for part in parts]
+    dtype = widest(wide(kind) for _, kind in members)
+
+    def total(name: str) -> Tensor:
+        return _by_scope([getattr(part.sums, name) for part in parts], where, len(place), device, dtype)
 
     rounding = [0.0] * len(place)
-    for part, k in zip(parts, where, strict=True):
-        kind = part.gradients[0].dtype
-        if kind != part.dtype:
-            rounding[k] = max(rounding[k], torch.finfo(kind).eps / 2)
-    sums = Sums(None, total("total_sq"), total("carry_sq"), total("dot"))
+    for scope, kind in members:
+        if kind != wide(kind):
+            rounding[place[scope]] = max(rounding[place[scope]], torch.finfo(kind).eps / 2)
+    gates = rule.gates_scopes
+    sums = Sums(None, total("total_sq"), total("carry_sq") if gates else None, total("dot") if gates else None)
     alike = len(set(rounding)) == 1  # nearly always, and then nothing has to reach the device
-    return Totals(sums, place, rounding[0] if alike else torch.tensor(rounding, device=device, dtype=dtype))
+    spared = rounding[0] if alike else torch.tensor(rounding, device=device, dtype=dtype)
+    return Totals(sums, place, spared, single=by_tensor(rule))
+
+
+def by_tensor(rule: Rule) -> bool:
+    """Whether each tensor is a scope of its own."""
+    return isinstance(rule.region, Norm) and rule.region.over == "tensor"
 
 
 def decided(
@@ -135,39 +154,77 @@ def _on_host(rule: Rule, part: Totals, radius: Any, feed: Feed | None) -> tuple[
     return back, None if moved is None else Feed(*(torch.as_tensor(x) for x in moved))
 
 
-def metrics_of(
-    rules: list[Rule],
-    measured: list[Part],
+class Findings(NamedTuple):
+    """The sums behind the metrics of a step, by rule and scope, and what turns them into metrics."""
+
+    sums: dict[int, Diagnosis]
+    """``ratio`` is not among them."""
+    worst: Tensor
+    radii: dict[int, Any]
+    clipped: dict[int, Tensor]
+    """By rule that is a ``Norm``: its radius, and which scopes were clipped."""
+
+    def columns(self) -> list[Tensor]:
+        """All that adds up over ranks."""
+        return [column for part in self.sums.values() for column in part[:-1]]
+
+    def filled(self, columns: list[Tensor], worst: Tensor) -> "Findings":
+        """The same with other numbers in place of ``columns()`` and the largest ratio."""
+        left = iter(columns)
+        sums = {
+            number: Diagnosis._make([*(next(left) for _ in part[:-1]), part.ratio])
+            for number, part in self.sums.items()
+        }
+        return self._replace(sums=sums, worst=worst)
+
+    def closed(self, numbers: Iterable[int]) -> "Findings":
+        """The same with these norms finished and all their scopes in one, so that ranks with other ones can add up."""
+        sums, radii, clipped, ratios = dict(self.sums), dict(self.radii), dict(self.clipped), [self.worst.reshape(1)]
+        for number in [number for number in numbers if number in radii]:
+            part = of_scopes(xp, sums[number], radii.pop(number), clipped.pop(number))
+            ratios.append(part.ratio.reshape(-1).to(self.worst.dtype))
+            sums[number] = Diagnosis._make([*(column.sum().reshape(1) for column in part[:-1]), self.worst])
+        return Findings(sums, torch.cat(ratios).amax(), radii, clipped)
+
+    def metrics(self) -> Tensor:
+        """The metrics as one small vector."""
+        parts = self.closed(self.radii)
+        totals = [
+            torch.cat(columns).sum() for columns in zip(*(part[:-1] for part in parts.sums.values()), strict=True)
+        ]
+        overall = Diagnosis._make([*totals, parts.worst.to(totals[0].dtype)])
+        return torch.stack(last_step(xp, overall))
+
+
+def findings_of(
+    rules: list[int],
     diagnoses: list[tuple[Leaf, Diagnosis]],
     verdicts: dict[int, Verdicts],
     sizes: list[tuple[Any, ...]],
     device: torch.device,
-) -> Tensor:
-    """The metrics of this step as one small vector; zeros if it was not taken."""
-    dtype = _widest(part.dtype for part in measured)
-    if not diagnoses:
-        return torch.zeros(len(LAST_STEP), device=device, dtype=dtype)
-    parts = []
-    for number in range(len(rules)):
+    dtype: torch.dtype,
+) -> Findings:
+    """Sum up what was seen while the step was done; ``rules`` are the numbers of those that took part."""
+    sums: dict[int, Diagnosis] = {}
+    ratios: list[Tensor] = [torch.zeros((), device=device, dtype=dtype)]
+    for number in rules:
         members = [(leaf, d) for leaf, d in diagnoses if leaf.rule == number]
-        if not members:
-            continue
         joint = verdicts.get(number)
         where = [joint.place[leaf.scope] if joint else 0 for leaf, _ in members]
         width = len(joint.place) if joint else 1
         columns = [[d[k] for _, d in members] for k in range(len(Diagnosis._fields))]
         summed = [_by_scope(column, where, width, device, dtype) for column in columns[:-1]]
-        worst = torch.stack([_scalar(r, device, dtype) for r in columns[-1]]).amax().reshape(1)
-        part = Diagnosis._make([*summed, worst])
-        if joint:
-            part = of_scopes(xp, part, sizes[number][0], joint.verdict.clipped)
-        parts.append(part)
-    totals = [torch.cat([getattr(part, name) for part in parts]) for name in Diagnosis._fields]
-    overall = Diagnosis._make([*(column.sum() for column in totals[:-1]), totals[-1].amax()])
-    return torch.stack(last_step(xp, overall))
+        sums[number] = Diagnosis._make([*summed, ratios[0]])
+        ratios += [_scalar(ratio, device, dtype) for ratio in columns[-1]]
+    return Findings(
+        sums,
+        torch.stack(ratios).amax(),
+        {number: sizes[number][0] for number in sums if number in verdicts},
+        {number: verdicts[number].verdict.clipped for number in sums if number in verdicts},
+    )
 
 
-def _widest(types: Iterable[torch.dtype]) -> torch.dtype:
+def widest(types: Iterable[torch.dtype]) -> torch.dtype:
     return torch.float64 if torch.float64 in set(types) else torch.float32
 
 
@@ -198,4 +255,5 @@ def _by_scope(column: list[Any], where: list[int], width: int, device: torch.dev
     groups: list[list[Tensor]] = [[] for _ in range(width)]
     for value, k in zip(stacked.unbind(), where, strict=True):
         groups[k].append(value)
-    return torch.stack([torch.stack(group).sum() for group in groups])
+    none = torch.zeros((), device=device, dtype=dtype)
+    return torch.stack([torch.stack(group).sum() if group else none for group in groups])

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from carryclip import _checks
 from carryclip.algorithm import Buffers, Feed, Rule, find_rule
 from carryclip.torch._layout import Group, Layout
+from carryclip.torch._shards import local
 
 PREFIX = "uclip_"
 REGION = PREFIX + "region"
@@ -156,11 +157,11 @@ def buffers_of(entries: Entries, names: Iterable[str], param: Tensor, dtype: tor
             continue
         kind = storage.kind(name, param, dtype)
         if value is None:
-            like = param.new_empty(()) if name == "count" else param
+            like = local(param).new_empty(()) if name == "count" else param
             value = entries[key] = torch.zeros_like(like, dtype=kind, requires_grad=False)
         elif value.dtype != kind:  # the model was converted, for example by model.double()
             value = entries[key] = value.to(kind)
-        found[name] = torch.view_as_real(value) if value.is_complex() else value
+        found[name] = torch.view_as_real(local(value)) if value.is_complex() else value
     return Buffers(**found)
 
 

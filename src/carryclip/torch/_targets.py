@@ -20,8 +20,10 @@ _owners: Any = WeakTensorKeyDictionary()
 """Which clipper works on a parameter, so that no gradient is clipped twice."""
 
 
-def parse(target: Any) -> tuple[list[Optimizer], list[Group]]:
-    """(optimizers, []) or ([], groups of parameters), or an error that says what to pass."""
+def parse(target: Any) -> tuple[list[Optimizer], list[Group], Any]:
+    """Optimizers, or groups of parameters, or an error that says what to pass; and the process group of ZeRO."""
+    if isinstance(target, Optimizer) and (inner := _inside_zero(target)) is not None:
+        return [_hookable(inner)], [], target.process_group  # type: ignore[attr-defined]
     if isinstance(target, Region):
         raise TypeError(f"The arguments are swapped: write UClip(optimizer, {target!r}).")
     if isinstance(target, type) and issubclass(target, Optimizer):
@@ -34,7 +36,7 @@ def parse(target: Any) -> tuple[list[Optimizer], list[Group]]:
             "UClip needs an optimizer or parameters, not a module: pass the optimizer, or model.parameters()."
         )
     if isinstance(target, Optimizer) or hasattr(target, "param_groups"):
-        return [_hookable(target)], []
+        return [_hookable(target)], [], None
     if isinstance(target, Tensor):
         target = [target]
     if not isinstance(target, Iterable):
@@ -47,8 +49,21 @@ def parse(target: Any) -> tuple[list[Optimizer], list[Group]]:
     if all(isinstance(item, Optimizer) or hasattr(item, "param_groups") for item in items):
         if len({id(item) for item in items}) < len(items):
             raise ValueError("The same optimizer is in the list twice.")
-        return [_hookable(item) for item in items], []
-    return [], _groups(items)
+        return [_hookable(item) for item in items], [], None
+    return [], _groups(items), None
+
+
+def _inside_zero(optimizer: Optimizer) -> Any:
+    """The optimizer of this rank's share of the parameters inside a ``ZeroRedundancyOptimizer``; None for others."""
+    if type(optimizer).__name__ != "ZeroRedundancyOptimizer":
+        return None
+    inner: Any = getattr(optimizer, "optim", None)
+    if not isinstance(inner, Optimizer):
+        raise TypeError(
+            "ZeroRedundancyOptimizer with overlap_with_ddp=True steps inside the backward pass, where there is nothing "
+            "to hook: leave overlap_with_ddp out."
+        )
+    return inner
 
 
 def _hookable(optimizer: Any) -> Optimizer:

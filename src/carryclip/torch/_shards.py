@@ -1,0 +1,156 @@
+"""Parameters that are spread over ranks: the part that is here, and who counts it in sums over all of them.
+
+A ``DTensor`` (FSDP2, tensor parallel) says by its mesh and placements which entries a rank holds. ZeRO gives whole
+tensors to different ranks, which only its process group tells.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+_groups: dict[tuple[int, ...], Any] = {}
+"""Process groups made here, by their ranks."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How the parameters of a layout lie on the ranks of a process group."""
+
+    group: Any
+    rank: int
+    """Of this process, in the group."""
+    size: int
+    counted: tuple[bool, ...]
+    """By number of the parameter: whether this rank counts its entries, or another one that has the same does."""
+    whole: bool
+    """Tensors are not cut: each is on one rank, and a norm of a single tensor needs no other."""
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether this is a ``DTensor``."""
+    return hasattr(tensor, "placements")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a ``DTensor``, in the same memory; any other tensor as it is."""
+    if not is_sharded(tensor):
+        return tensor
+    part: Any = tensor.to_local()  # type: ignore[attr-defined]
+    return part.wait() if hasattr(part, "trigger_wait") else part
+
+
+def local_gradient(param: Tensor, name: str) -> Tensor | None:
+    """This rank's part of a parameter's gradient, which must lie as the parameter does."""
+    gradient: Any = param.grad
+    if gradient is None or not is_sharded(gradient):
+        return gradient
+    if any(placement.is_partial() for placement in gradient.placements):
+        raise TypeError(
+            f"The gradient of {name} is a sum over ranks that has not been taken yet (placements "
+            f"{tuple(gradient.placements)}): clipped parts do not add up to a clipped sum. Take it before the step: "
+            "param.grad = param.grad.redistribute(placements=param.placements)."
+        )
+    if is_sharded(param) and tuple(gradient.placements) != tuple(param.placements):  # type: ignore[attr-defined]
+        raise TypeError(
+            f"The gradient of {name} is placed as {tuple(gradient.placements)}, the parameter as "
+            f"{tuple(param.placements)}: bring it there before the step, "  # type: ignore[attr-defined]
+            "param.grad = param.grad.redistribute(placements=param.placements)."
+        )
+    return local(gradient)
+
+
+def put_gradient(param: Tensor, gradient: Tensor) -> None:
+    """Give a parameter this (part of a) gradient."""
+    whole: Any = param.grad
+    if is_sharded(whole):
+        from torch.distributed.tensor import DTensor
+
+        gradient = DTensor.from_local(
+            gradient, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
+        )
+    param.grad = gradient
+
+
+def laid_like(values: Tensor, param: Tensor) -> Tensor:
+    """This rank's part of an array of a parameter's whole shape."""
+    if not is_sharded(param):
+        return values
+    if is_sharded(values):
+        return local(values)
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh, placements = param.device_mesh, param.placements  # type: ignore[attr-defined]
+    return local(distribute_tensor(values, mesh, placements, src_data_rank=None))
+
+
+def spread_of(params: list[Tensor], names: list[str], process_group: Any) -> Spread | None:
+    """How parameters lie on ranks; None if every rank has all of them."""
+    meshes: list[Any] = []
+    for param, name in zip(params, names, strict=True):
+        if getattr(param, "_fsdp_flattened", False):
+            raise TypeError(
+                f"{name} belongs to FullyShardedDataParallel, which hides from an optimizer what it holds. Use FSDP2: "
+                "torch.distributed.fsdp.fully_shard(model)."
+            )
+        if is_sharded(param):
+            if any(placement.is_partial() for placement in param.placements):  # type: ignore[attr-defined]
+                raise TypeError(f"{name} has a Partial placement: parameters must be sharded or replicated.")
+            meshes += [param.device_mesh] if param.device_mesh not in meshes else []  # type: ignore[attr-defined]
+    if process_group is not None:
+        if meshes:
+            raise ValueError("Leave process_group out: these parameters are DTensors, which know their ranks.")
+        return Spread(
+            process_group, dist.get_rank(process_group), dist.get_world_size(process_group), (True,) * len(params), True
+        )
+    if not meshes:
+        return None
+    mesh = _spanning(meshes)
+    group, ranks = _group_of(mesh), _ranks(mesh)
+    first = min(ranks)
+    counted = tuple(_counts(param, first) for param in params)
+    return Spread(group, dist.get_rank(group), len(ranks), counted, False)
+
+
+def _ranks(mesh: Any) -> list[int]:
+    return sorted(mesh.mesh.flatten().tolist())
+
+
+def _spanning(meshes: list[Any]) -> Any:
+    """The mesh that has all ranks of the others: one of them, or the one they were cut from."""
+    wanted = {rank for mesh in meshes for rank in _ranks(mesh)}
+    roots = [mesh._get_root_mesh() for mesh in meshes if hasattr(mesh, "_get_root_mesh")]
+    for mesh in meshes + roots:
+        if wanted <= set(_ranks(mesh)):
+            return mesh
+    raise ValueError(
+        "The parameters are on device meshes that have nothing in common. Cut them from one mesh: "
+        'init_device_mesh(..., mesh_dim_names=("dp", "tp")), then mesh["dp"] and mesh["tp"].'
+    )
+
+
+def _group_of(mesh: Any) -> Any:
+    """The process group of all ranks of a mesh; made if there is none, by all of them at the same time."""
+    if mesh.ndim == 1:
+        return mesh.get_group()
+    ranks = tuple(_ranks(mesh))
+    if ranks == tuple(range(dist.get_world_size())):
+        return dist.group.WORLD
+    if ranks not in _groups:
+        _groups[ranks] = dist.new_group(list(ranks), use_local_synchronization=True)
+    return _groups[ranks]
+
+
+def _counts(param: Any, first: int) -> bool:
+    """Whether this rank is the one of those with the same entries that counts them.
+
+    Of several meshes with copies of a parameter it is the one with the lowest rank of all; within a mesh the first
+    along each dimension that replicates.
+    """
+    if not is_sharded(param):
+        return dist.get_rank() == first
+    mesh = param.device_mesh
+    where = mesh.get_coordinate()
+    copies = [k for placement, k in zip(param.placements, where, strict=True) if placement.is_replicate()]
+    return first in _ranks(mesh) and not any(copies)

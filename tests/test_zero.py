@@ -1,0 +1,116 @@
+"""ZeroRedundancyOptimizer: ranks step different parameters, yet norms, skips and checkpoints are the whole model's."""
+
+import copy
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from carryclip import Component, Norm
+from carryclip.torch import UClip, uclipped
+from spread import KINDS, STEPS, alone, batches, check_same, model
+
+
+def attach(net, region, carry, optimizer, form):
+    """Both ways to clip inside ZeRO."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    if form == "attached":
+        zero = ZeroRedundancyOptimizer(net.parameters(), optimizer_class=optimizer, lr=0.05)
+        return zero, UClip(zero, region, carry, metrics_every=1)
+    made = uclipped(optimizer, region, carry=carry, metrics_every=1)
+    zero = ZeroRedundancyOptimizer(net.parameters(), optimizer_class=made, lr=0.05)
+    return zero, zero.optim.uclip
+
+
+def train(net, zero, steps):
+    for inputs, targets in steps:
+        zero.zero_grad()
+        (net(inputs) - targets).square().mean().backward()
+        zero.step()
+
+
+def zeroed(rank, region, carry, optimizer, form):
+    net = DistributedDataParallel(model())
+    zero, clipper = attach(net, region, carry, optimizer, form)
+    train(net, zero, batches(rank))
+    return [p.detach() for p in net.parameters()], dict(clipper.metrics()), clipper.metrics().step
+
+
+@pytest.mark.parametrize("kind", ["component", "norm", "norm gated", "norm by tensor", "component gated", "adaptive"])
+@pytest.mark.parametrize("form", ["attached", "class"])
+def test_zero_gives_what_one_process_gives(ranks, kind, form):
+    region, carry = KINDS[kind]
+    params, _, told = alone(region, carry, torch.optim.AdamW)
+    for found, metrics, step in ranks.run(zeroed, region, carry, torch.optim.AdamW, form):
+        check_same(found, params, exact=not isinstance(region, Norm))
+        assert step == STEPS - 2
+        for name, value in metrics.items():
+            assert value == pytest.approx(told[step][name], rel=1e-5, abs=1e-6), name
+
+
+def resumed(rank, region, carry, form):
+    """Train on from a consolidated checkpoint, in a new model."""
+    steps = list(batches(rank))
+    net = DistributedDataParallel(model())
+    zero, clipper = attach(net, region, carry, torch.optim.AdamW, form)
+    train(net, zero, steps[:6])
+    saved = []
+    for to in range(2):
+        zero.consolidate_state_dict(to)
+        if rank == to:
+            saved = copy.deepcopy([zero.state_dict(), net.module.state_dict()])
+    train(net, zero, steps[6:])
+    other = DistributedDataParallel(model())
+    other.module.load_state_dict(saved[1])
+    again, twin = attach(other, region, carry, torch.optim.AdamW, form)
+    again.load_state_dict(saved[0])
+    train(other, again, steps[6:])
+    left = [clipper.ledger.steps, float(clipper.ledger.skipped)], [twin.ledger.steps, float(twin.ledger.skipped)]
+    return [p.detach() for p in net.parameters()], [p.detach() for p in other.parameters()], left
+
+
+@pytest.mark.parametrize("kind", ["component gated", "norm gated", "adaptive"])
+@pytest.mark.parametrize("form", ["attached", "class"])
+def test_resuming_is_bit_equal(ranks, kind, form):
+    for params, others, (one, other) in ranks.run(resumed, *KINDS[kind], form):
+        check_same(others, params, exact=True)
+        assert one == other == [STEPS, 0.0]
+
+
+def spoiled(rank, region):
+    """Of one tensor, which only one rank steps, the gradient is not finite once, on both ranks as after DDP."""
+    net = DistributedDataParallel(model())
+    zero, clipper = attach(net, region, True, torch.optim.SGD, "attached")
+    same = []
+    for step, (inputs, targets) in enumerate(batches(rank)):
+        zero.zero_grad()
+        (net(inputs) - targets).square().mean().backward()
+        before = [p.detach().clone() for p in net.parameters()]
+        if step == 4:
+            next(iter(net.parameters())).grad[0, 0] = torch.nan
+        zero.step()
+        same.append(all(torch.equal(p, was) for p, was in zip(net.parameters(), before, strict=True)))
+    return same, clipper.metrics()["skipped_steps"]
+
+
+@pytest.mark.parametrize("region", [Component(0.05), Norm(0.3)], ids=repr)
+def test_all_ranks_skip_together(ranks, region):
+    for same, skipped in ranks.run(spoiled, region):
+        assert same == [step == 4 for step in range(STEPS)]
+        assert skipped == 1
+
+
+def overlapping(rank):
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    net = DistributedDataParallel(model())
+    zero = ZeroRedundancyOptimizer(net.parameters(), optimizer_class=torch.optim.SGD, lr=0.1, overlap_with_ddp=True)
+    try:
+        UClip(zero, Norm(1.0))
+    except TypeError as error:
+        return str(error)
+
+
+def test_steps_inside_the_backward_pass_are_refused(ranks):
+    assert all("overlap_with_ddp" in said for said in ranks.run(overlapping))

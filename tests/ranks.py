@@ -3,9 +3,11 @@
 import multiprocessing
 import os
 import tempfile
+import time
 import traceback
 import warnings
 from datetime import timedelta
+from multiprocessing.connection import wait
 
 SIZE = 2
 PATIENCE = 120.0
@@ -17,30 +19,42 @@ class Ranks:
 
     def __init__(self, size=SIZE):
         self.size = size
+        self._start()
+
+    def _start(self):
         self.folder = tempfile.TemporaryDirectory()
         context = multiprocessing.get_context("spawn")
         self.pipes, self.processes = [], []
-        for rank in range(size):
+        for rank in range(self.size):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, size, f"{self.folder.name}/meet", there), daemon=True)
+            given = rank, self.size, f"{self.folder.name}/meet", there
+            process = context.Process(target=_serve, args=given, daemon=True)
             process.start()
             self.pipes.append(here)
             self.processes.append(process)
 
     def run(self, function, *args):
-        """``function(rank, *args)`` on every rank; the results by rank, or the first error."""
+        """``function(rank, *args)`` on every rank; the results by rank, or what went wrong."""
         for pipe in self.pipes:
             pipe.send((function, args))
-        answers = []
-        for rank, pipe in enumerate(self.pipes):
-            if not pipe.poll(PATIENCE):
-                self.close()
-                raise TimeoutError(f"Rank {rank} did not answer within {PATIENCE:.0f} s.")
-            answers.append(pipe.recv())
-        errors = [f"Rank {rank}:\n{answer}" for rank, (good, answer) in enumerate(answers) if not good]
-        if errors:
-            raise AssertionError("\n".join(errors))
-        return [answer for _, answer in answers]
+        answers, failed, end = {}, [], time.monotonic() + PATIENCE
+        while len(answers) < self.size:
+            waiting = [pipe for rank, pipe in enumerate(self.pipes) if rank not in answers]
+            ready = wait(waiting, timeout=max(0.0, end - time.monotonic()))
+            if not ready:
+                failed += [f"Rank {rank} did not answer." for rank in range(self.size) if rank not in answers]
+                break
+            for pipe in ready:
+                rank = self.pipes.index(pipe)
+                good, answers[rank] = pipe.recv()
+                if not good:
+                    failed.append(f"Rank {rank}:\n{answers[rank]}")
+                    end = min(end, time.monotonic() + 5.0)  # the others may wait for it in vain
+        if failed:
+            self.close()
+            self._start()
+            raise AssertionError("\n".join(failed))
+        return [answers[rank] for rank in range(self.size)]
 
     def close(self):
         """End the processes."""

@@ -20,12 +20,14 @@ from carryclip.torch._hooks import Hooks
 from carryclip.torch._layout import Group, Leaf, RegionMap
 from carryclip.torch._state import (
     PREFIX,
+    REGION,
     SKIPPED,
     STEPS,
     Ledger,
     OptimizerHome,
     OwnHome,
     averages_of,
+    has_stepped,
     params_of,
     read_storage,
     wide,
@@ -115,6 +117,12 @@ class UClip:
         try:
             for optimizer in optimizers if not observe else []:
                 self._adopt_found(optimizer)
+                if has_stepped(optimizer) and not any(REGION in group for group in optimizer.param_groups):
+                    warn_user(
+                        f"{self.summary()}: the optimizer has taken steps without U-Clip, so the carry starts from "
+                        "zero. If it comes from a checkpoint, attach UClip before loading that: a distributed "
+                        "checkpoint brings back only what is asked for."
+                    )
             self._link()
         except BaseException:
             self.remove()

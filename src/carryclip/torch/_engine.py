@@ -205,8 +205,8 @@ class Engine:
                 members = big
             leaves += [leaf for leaf in members if gradients[leaf.number] is not None]
         jobs = [self._open(layout, leaf, gradients, scale) for leaf in leaves]
-        jobs = [job for job in jobs if job.gradient.numel()]
-        fitted = [(job, sizes_of(job, sizes[job.leaf.rule])) for job in jobs]
+        # Those of which nothing is here are not worked on, but their samples are counted, as on the ranks that have them.
+        fitted = [(job, sizes_of(job, sizes[job.leaf.rule])) for job in jobs if job.gradient.numel()]
         # Metrics must not change how a norm is added up, or a run that measures would differ in the last bits. So only
         # a compiled function for coordinates, which needs arrays in between to measure, is cut for that.
         longest = None if compiled or not host else CHUNK

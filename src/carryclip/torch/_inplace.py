@@ -8,6 +8,7 @@ does the radius.
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
@@ -88,8 +89,12 @@ def gather(
         if not fits:
             left += [leaf for leaf, _ in members]
             continue
-        members = [(leaf, g if g.is_contiguous() else writable(leaf.param, g)) for leaf, g in members if g.numel()]
         carries = [carry_of(leaf, dtype) for leaf, _ in members] if rule.carry is not False else None
+        if not all(g.numel() for _, g in members):  # nothing of it is here, yet it has a state, as on other ranks
+            filled = [g.numel() > 0 for _, g in members]
+            carries = None if carries is None else list(compress(carries, filled))
+            members = list(compress(members, filled))
+        members = [(leaf, g if g.is_contiguous() else writable(leaf.param, g)) for leaf, g in members]
         slabs += _slabs(members, carries, rule, dtype, radius, host=host, inspect=inspect)
     return slabs, left
 

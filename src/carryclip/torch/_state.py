@@ -113,6 +113,11 @@ def params_of(optimizer: Optimizer) -> list[Tensor]:
     return [param for group in optimizer.param_groups for param in group["params"]]
 
 
+def has_stepped(optimizer: Optimizer) -> bool:
+    """Whether there is a state that steps have left; Adagrad sets its own up before the first."""
+    return any(float(entries.get("step", 1)) > 0 for entries in optimizer.state.values() if entries)
+
+
 KEYS = {name: PREFIX + name for name in Buffers._fields}
 
 

@@ -5,7 +5,6 @@ import warnings
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from spread import KINDS, STEPS, batches, check_same, full, model
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_state_dict,
@@ -16,6 +15,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from carryclip import Norm
 from carryclip.torch import UClip
+from spread import KINDS, STEPS, batches, check_same, full, model
 
 HALF = STEPS // 2
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*:UserWarning:torch")

@@ -169,7 +169,7 @@ class UClip:
 
     def carry(self, param: Tensor | str | int) -> Tensor:
         """The carry of a parameter, given itself, its name or position; zeros before its first step."""
-        leaf = self._find(param)
+        leaf = _layout.find(self._layout.leaves, param, self.summary())
         found = self._engine.home.peek(leaf.param).get(PREFIX + "carry")
         if found is not None:
             return found
@@ -358,16 +358,6 @@ class UClip:
         own = {k: group[_layout.GROUP_KEY] for k, group in enumerate(self._groups) if _layout.GROUP_KEY in group}
         exceptions = f" but {_layout.describe(own)}" if own else ""
         return f"{_layout.describe(self.regions.default)}{exceptions}, carry={self.carry_policy!r}"
-
-    def _find(self, param: Tensor | str | int) -> Leaf:
-        leaves = self._layout.leaves
-        if isinstance(param, int) and -len(leaves) <= param < len(leaves):
-            return leaves[param]
-        for leaf in leaves:
-            if leaf.param is param or leaf.name == param if isinstance(param, (Tensor, str)) else False:
-                return leaf
-        shown = f"a tensor of shape {tuple(param.shape)}" if isinstance(param, Tensor) else repr(param)
-        raise KeyError(f"{shown} is not among the {len(leaves)} parameters that {self.summary()} clips.")
 
     def summary(self) -> str:
         """One line: what is clipped, and to what."""

@@ -205,7 +205,7 @@ class Engine:
                 members = big
             leaves += [leaf for leaf in members if gradients[leaf.number] is not None]
         jobs = [self._open(layout, leaf, gradients, scale) for leaf in leaves]
-        # Those of which nothing is here are not worked on, but their samples are counted, as on the ranks that have them.
+        # Those of which nothing is here are not worked on, but their samples are counted, as on other ranks.
         fitted = [(job, sizes_of(job, sizes[job.leaf.rule])) for job in jobs if job.gradient.numel()]
         # Metrics must not change how a norm is added up, or a run that measures would differ in the last bits. So only
         # a compiled function for coordinates, which needs arrays in between to measure, is cut for that.

@@ -45,10 +45,11 @@ class Hooks:
     """Connects a clipper with one or several optimizers.
 
     Several optimizers are clipped together at the first ``step()`` of a round. One whose gradients are still those that
-    were clipped then just takes its step; any other begins a new round.
+    were clipped then just takes its step; any other begins a new round. With ``saved`` the optimizer's checkpoints hold
+    the clipper's state as well.
     """
 
-    def __init__(self, clipper: Clipper, optimizers: list[Optimizer], *, observe: bool) -> None:
+    def __init__(self, clipper: Clipper, optimizers: list[Optimizer], *, observe: bool, saved: bool = True) -> None:
         self.clipper = clipper
         self.observe = observe
         self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
@@ -64,7 +65,7 @@ class Hooks:
                 optimizer.register_step_pre_hook(self.before_step),
                 optimizer.register_step_post_hook(self.after_step),
             ]
-            if not observe:
+            if saved and not observe:
                 self._handles += [
                     optimizer.register_load_state_dict_pre_hook(self.before_load),
                     optimizer.register_load_state_dict_post_hook(self.after_load),

@@ -236,6 +236,17 @@ def fitted(owner: str, size: Any, leaf: Leaf) -> Any:
         ) from None
 
 
+def find(leaves: list[Leaf], param: Tensor | str | int, where: str) -> Leaf:
+    """A parameter given itself, its name or its position; ``where`` is what clips them, for the error."""
+    if isinstance(param, int) and -len(leaves) <= param < len(leaves):
+        return leaves[param]
+    for leaf in leaves:
+        if leaf.param is param or leaf.name == param if isinstance(param, (Tensor, str)) else False:
+            return leaf
+    shown = f"a tensor of shape {tuple(param.shape)}" if isinstance(param, Tensor) else repr(param)
+    raise KeyError(f"{shown} is not among the {len(leaves)} parameters that {where} clips.")
+
+
 def describe(value: Any) -> str:
     """A region in words that stay the same from run to run, so that a checkpoint can be compared with them."""
     if isinstance(value, Mapping):

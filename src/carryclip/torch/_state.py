@@ -194,6 +194,16 @@ class Ledger:
         for tensor in (self.skipped, self.dropped, self.streak, *(x for feed in self.feeds.values() for x in feed)):
             tensor.zero_()
 
+    def follow(self, other: "Ledger", *, counts: bool = True, unless: Tensor | None = None) -> None:
+        """Take over what ``other`` has, unless this is true; with ``counts`` also its steps and skips."""
+        pairs = [(self.dropped, other.dropped)]
+        pairs += [pair for n, feed in self.feeds.items() for pair in zip(feed, other.feeds[n], strict=True)]
+        if counts:
+            self.steps = other.steps
+            pairs += [(self.skipped, other.skipped), (self.streak, other.streak)]
+        for mine, theirs in pairs:
+            mine.copy_(theirs if unless is None else torch.where(unless, mine, theirs))
+
     def fit(self, layout: Layout, old: Layout | None = None) -> None:
         """Make room for the scopes of ``layout``, taking over those that ``old`` had already."""
         before, self.feeds = self.feeds, {}

@@ -1,0 +1,425 @@
+"""``LocalUClip``: clip before gradients are averaged or added up, with a carry for each rank."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from carryclip.algorithm import NonFinite
+from carryclip.carry import CarryPolicy, check_policy
+from carryclip.torch import _layout, _targets
+from carryclip.torch._clipper import check_every
+from carryclip.torch._engine import Engine, Measured, NonFiniteGradientError, Report
+from carryclip.torch._hooks import Hooks
+from carryclip.torch._layout import Gradients, Leaf, RegionMap
+from carryclip.torch._stage import Stage
+from carryclip.torch._state import PREFIX, wide
+from carryclip.torch._watch import Metrics, Watch
+
+Average = Callable[[Any, dist.GradBucket], "torch.futures.Future[Tensor]"]
+
+
+class LocalUClip:
+    """Clip each rank's gradient before DDP averages them, or each micro-batch's before it is added to the others.
+
+    Every rank has a carry of its own. What a backward pass does to it counts only if the optimizer then takes its step:
+    overflows and skipped steps leave it as it was, on all ranks.
+
+    Args:
+        model: a ``DistributedDataParallel``; or a module on one device, of which each backward pass (each micro-batch)
+            is clipped by itself before it is added to ``.grad``.
+        optimizer: the optimizer that steps its parameters.
+        region: where each rank's, or each micro-batch's, update must lie.
+        carry: as for ``UClip``.
+        nonfinite: as for ``UClip``; under ``"skip"`` one rank's bad gradient makes all of them skip.
+        scaler: the ``GradScaler``, if losses are scaled: gradients are clipped at their true size.
+        hook: the communication hook that averages, such as ``fp16_compress_hook``; by default DDP's own all-reduce.
+        hook_state: what the hook gets as its state.
+        metrics_every: measure every so many steps, each rank by itself; 0 for never.
+
+    >>> import torch
+    >>> from carryclip import Component
+    >>> model = torch.nn.Linear(1, 1, bias=False)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    >>> clipper = LocalUClip(model, optimizer, Component(1.0))
+    >>> for size in (3.0, 0.5):  # two micro-batches: 1 is sent and 2 carried, then 1 sent and 1.5 carried
+    ...     model(torch.full((1, 1), size)).sum().backward()
+    >>> model.weight.grad
+    tensor([[2.]])
+    >>> optimizer.step(); clipper.carry(model.weight)
+    tensor([[1.5000]])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        region: Any,
+        carry: CarryPolicy = True,
+        nonfinite: NonFinite = "skip",
+        *,
+        scaler: Any = None,
+        hook: Average | None = None,
+        hook_state: Any = None,
+        metrics_every: int = 10,
+    ) -> None:
+        check_every(metrics_every)
+        (self.optimizer,), _, split = _checked(optimizer)
+        if split is not None:
+            raise TypeError("ZeroRedundancyOptimizer steps a share of the parameters on each rank: use UClip with it.")
+        self.regions = RegionMap(region)
+        self.regions.check(self.optimizer.param_groups)
+        self.carry_policy = check_policy(carry)
+        self.nonfinite: NonFinite = nonfinite
+        # An error on one rank would leave the others waiting, so all of them learn of it and raise at the step.
+        inner: NonFinite = "skip" if nonfinite == "raise" else nonfinite
+        self._layout = _layout.build(self.optimizer.param_groups, self.regions, carry, inner)
+        _check_model(model, self._layout.leaves)
+        if hook is not None and not isinstance(model, DistributedDataParallel):
+            raise TypeError("hook is for a DistributedDataParallel; this is a module on one device.")
+        _targets.claim(self, [leaf.param for leaf in self._layout.leaves], watch_only=False)
+        self._stage = Stage(self._layout)
+        self._engine = Engine(self._stage.trial, self._stage.trial_ledger, metrics_every)
+        self._scaler = scaler
+        self._measured: Measured | None = None
+        self._numbers = {leaf.param: leaf.number for leaf in self._layout.leaves}
+        self._watch = Watch(self._stage.ledger, self.summary(), carry, quiet=False)
+        self._hooks = Hooks(self, [self.optimizer], observe=False, saved=False)
+        self._handles: list[Any] = []
+        self._removed = False
+        self._task = -1
+        """The backward pass that was seen last."""
+        if isinstance(model, DistributedDataParallel):
+            self._group: Any = model.process_group
+            self._rank, self._size = dist.get_rank(self._group), dist.get_world_size(self._group)
+            if hook is None:
+                from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+                hook, hook_state = allreduce_hook, model.process_group
+            self._average = partial(hook, hook_state)
+            self._held: list[tuple[dist.GradBucket, Any]] = []
+            early = self._layout.leaves[-1].param  # the backward pass comes to it before a bucket is full
+            self._handles.append(early.register_hook(partial(self._refuse_second_pass, model, early)))
+            model.register_comm_hook(None, self._on_bucket)
+        else:
+            self._rank, self._size = 0, 1
+            self._before: dict[int, Tensor | None] = {}
+            self._left: list[tuple[Tensor | None, int]] | None = None
+            for leaf in self._layout.leaves:
+                self._handles.append(leaf.param.register_hook(partial(self._on_arrival, leaf)))
+
+    # ------------------------------------------------------------------ use
+
+    def metrics(self) -> Metrics:
+        """As ``UClip.metrics()``, of this rank's gradients."""
+        return self._watch.metrics()
+
+    def carry(self, param: Tensor | str | int) -> Tensor:
+        """This rank's carry of a parameter after the last step, given itself, its name or position."""
+        leaf = _layout.find(self._layout.leaves, param, self.summary())
+        found = self._stage.kept.peek(leaf.param).get(PREFIX + "carry")
+        return (
+            torch.zeros_like(leaf.param, dtype=wide(leaf.param.dtype), requires_grad=False) if found is None else found
+        )
+
+    def nonfinite_parameters(self) -> dict[str, int]:
+        """Which parameters had non-finite gradients on this rank, and in how many passes; waits for the device."""
+        counts = [] if self._engine.bad_steps is None else self._engine.bad_steps.tolist()
+        return {leaf.name: count for leaf, count in zip(self._layout.leaves, counts, strict=False) if count}
+
+    def remove(self) -> None:
+        """Clip no more. DDP cannot let go of a communication hook: it goes on averaging."""
+        self._removed = True
+        self._hooks.remove()
+        for handle in self._handles:
+            handle.remove()
+        _targets.release(self, list(self._numbers))
+
+    def summary(self) -> str:
+        """One line: what is clipped, and to what."""
+        what = f"{_layout.describe(self.regions.default)}, carry={self.carry_policy!r}"
+        return f"LocalUClip({type(self.optimizer).__name__}, {what})"
+
+    def __repr__(self) -> str:
+        unit = f"rank {self._rank} of {self._size}" if self._size > 1 else "each backward pass"
+        return f"{self.summary()}\n  {unit} clips its own gradient before it is added to the others"
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's state, to be saved in a file of its own; ``gathered_state_dict()`` has all of them."""
+        state = {leaf.number: dict(self._stage.kept.peek(leaf.param)) for leaf in self._layout.leaves}
+        groups: list[dict[str, Any]] = [{} for _ in self._layout.groups]
+        self._stage.ledger.write(groups, self._layout, self.summary())
+        return {"rank": self._rank, "size": self._size, "groups": groups, "state": state}
+
+    def gathered_state_dict(self) -> dict[str, Any] | None:
+        """The states of all ranks, on the first of them, in the host's memory; None on the others. All must call it."""
+        mine = _on_host(self.state_dict())
+        if self._size == 1:
+            return {"ranks": [mine]}
+        found: list[Any] = [None] * self._size if self._rank == 0 else []
+        dist.gather_object(mine, found or None, dist.get_global_rank(self._group, 0), self._group)
+        return {"ranks": found} if self._rank == 0 else None
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from ``state_dict()`` of this rank, or from ``gathered_state_dict()``.
+
+        The latter also fits another number of ranks: each then gets the mean of the carries, so that what is still to
+        be paid on average stays the same; averages of the region and the gate start anew.
+        """
+        states = state_dict.get("ranks", [state_dict])
+        if not all(isinstance(state, dict) and {"rank", "size", "groups", "state"} <= set(state) for state in states):
+            raise ValueError(f"Not a state of LocalUClip: it has the keys {sorted(state_dict)}.")
+        mine = [state for state in states if (state["rank"], state["size"]) == (self._rank, self._size)]
+        if not mine and len(states) < states[0]["size"]:
+            raise ValueError(
+                f"This is the state of rank {states[0]['rank']} of {states[0]['size']}, and this is rank {self._rank} "
+                f"of {self._size}. Load the file of this rank, or one made by gathered_state_dict()."
+            )
+        self._stage.drop()
+        self._stage.kept.state.clear()
+        self._stage.ledger.reset()
+        if mine:
+            self._take(mine[0]["state"])
+            self._stage.ledger.read(mine[0]["groups"], self._layout.groups)
+        else:
+            self._take({number: _mean_carry(states, number) for number in states[0]["state"]})
+            self._stage.ledger.steps = int(next(iter(states[0]["groups"])).get(f"{PREFIX}steps", 0))
+        self._engine.forget_clear()
+        self._watch.reset()
+
+    def _take(self, state: dict[int, dict[str, Tensor]]) -> None:
+        for number, entries in state.items():
+            param = self._layout.leaves[number].param
+            carry = entries.get(PREFIX + "carry")
+            if carry is not None and carry.shape != param.shape:
+                raise ValueError(f"The state does not fit: {self._layout.leaves[number].name} has another shape.")
+            copies = {key: value.to(param.device, copy=True) for key, value in entries.items()}
+            self._stage.kept.entries(param).update(copies)
+
+    # ------------------------------------------------------------------ clipping, as the hooks call it
+
+    def _clip(self, gradients: Gradients, *, last: bool) -> Tensor | None:
+        """Clip a backward pass or a part of it; whether it is bad here, None if it cannot be."""
+        stage, step = self._stage, self._stage.ledger.steps
+        self._engine.home, self._engine.ledger = stage.trial, stage.trial_ledger
+        stage.trial_ledger.steps = step
+        report = self._engine.run(self._layout, None, None, inspect=last and self._measures(), gradients=gradients)
+        if report.measured is not None:
+            self._measured = report.measured
+        return report.skip
+
+    def _measures(self) -> bool:
+        every = self._engine.metrics_every
+        return every > 0 and (self._stage.ledger.steps % every == 0 or self._watch.step < 0)
+
+    def _scale(self) -> Tensor | None:
+        return None if self._scaler is None or not self._scaler.is_enabled() else self._scaler._scale
+
+    def _on_bucket(self, state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        """DDP has filled a bucket.
+
+        Coordinates are clipped at once, while the backward pass goes on. What needs the whole gradient (a norm,
+        metrics, the tally of what is dropped) waits for the last bucket, and so does sending.
+        """
+        if self._removed:
+            return self._average(bucket)
+        if bucket.index() == 0:
+            self._stage.begin()
+            self._task = _current_pass()
+            self._held = []
+        whole = self._measures() or any(rule.region.joint for rule in self._layout.rules)
+        whole = whole or (self._engine.metrics_every > 0 and self.carry_policy is not True)
+        if not whole:
+            self._clip_buckets([bucket], last=bucket.is_last())
+            return self._average(bucket)
+        if not bucket.is_last():
+            device = bucket.buffer().device
+            promise = torch.futures.Future(devices=[] if device.type == "cpu" else [device])
+            self._held.append((bucket, promise))
+            return promise
+        self._clip_buckets([*(held for held, _ in self._held), bucket], last=True)
+        for held, promise in self._held:
+            self._average(held).add_done_callback(partial(_fulfil, promise))
+        self._held = []
+        return self._average(bucket)
+
+    @torch.no_grad()
+    def _clip_buckets(self, buckets: list[dist.GradBucket], *, last: bool) -> None:
+        gradients: Gradients = [None] * len(self._layout.leaves)
+        scale = self._scale()
+        for bucket in buckets:
+            if scale is not None:
+                bucket.buffer().mul_(scale.double().reciprocal().to(bucket.buffer().dtype))
+            for param, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+                if param in self._numbers:
+                    gradients[self._numbers[param]] = gradient
+        bad = self._clip(gradients, last=last)
+        for bucket in buckets:
+            if scale is not None:
+                bucket.buffer().mul_(scale.to(bucket.buffer().dtype))
+        if bad is not None:
+            # The average will carry it to all ranks, which then skip together.
+            first = buckets[0].buffer()[:1]
+            first.add_(torch.where(bad.to(first.device, non_blocking=True), torch.nan, 0.0).to(first.dtype))
+
+    def _refuse_second_pass(self, model: DistributedDataParallel, param: Tensor, gradient: Tensor) -> None:
+        """A pass that is added to averaged gradients of another cannot be clipped by itself."""
+        new = self._stage.open and model.require_backward_grad_sync and self._task != _current_pass()
+        if new and param.grad is not None and bool(param.grad.any()):
+            raise RuntimeError(
+                "LocalUClip: a second backward pass before optimizer.step() would be added to gradients that are "
+                "averaged already. Run all passes but the last of a step inside `with model.no_sync():`, and call "
+                "optimizer.zero_grad() after each step."
+            )
+
+    # ------------------------------------------------------------------ one device
+
+    def _on_arrival(self, leaf: Leaf, gradient: Tensor) -> None:
+        """A parameter's gradient is about to be added to ``.grad``: put aside what is there already."""
+        if self._task != _current_pass():
+            self._task = _current_pass()
+            for number, gradient in self._before.items():  # of a pass that has failed
+                self._layout.leaves[number].param.grad = gradient  # type: ignore[assignment]
+            self._before = {}
+            torch.autograd.Variable._execution_engine.queue_callback(self._on_pass)  # type: ignore[attr-defined]
+            if not (self._stage.open and self._left is not None and _untouched(self._layout.leaves, self._left)):
+                self._stage.begin()
+        self._before[leaf.number] = leaf.param.grad
+        leaf.param.grad = None
+
+    @torch.no_grad()
+    def _on_pass(self) -> None:
+        """The backward pass is over: clip what it has brought and add it to the rest."""
+        before, self._before = self._before, {}
+        leaves = self._layout.leaves
+        gradients: Gradients = [leaf.param.grad if leaf.number in before else None for leaf in leaves]
+        scale, fresh = self._scale(), [gradient for gradient in gradients if gradient is not None]
+        if scale is not None:
+            torch._foreach_mul_(fresh, scale.double().reciprocal().float())
+        bad = self._clip(gradients, last=True) if fresh else None
+        if scale is not None:
+            torch._foreach_mul_(fresh, scale)
+        if bad is not None:
+            # So that it is still seen when more has been added.
+            fresh[0].add_(torch.where(bad.to(fresh[0].device, non_blocking=True), torch.nan, 0.0).to(fresh[0].dtype))
+        for leaf, brought in zip(leaves, gradients, strict=True):
+            added = before.get(leaf.number)
+            if added is not None:
+                leaf.param.grad = added if brought is None else added.add_(brought)
+        self._left = [(leaf.param.grad, -1 if leaf.param.grad is None else leaf.param.grad._version) for leaf in leaves]
+
+    # ------------------------------------------------------------------ what the optimizer's hooks call
+
+    @torch.no_grad()
+    def run(self, found_inf: Tensor | None, grad_scale: Tensor | None) -> Report:
+        """The optimizer is about to step on the averaged gradients: keep the carry, unless the step must not count."""
+        stage = self._stage
+        gradients = [leaf.param.grad for leaf in self._layout.leaves if leaf.param.grad is not None]
+        skip = None if found_inf is None else (found_inf > 0).reshape(())
+        if self.nonfinite != "propagate" and gradients:
+            device = stage.ledger.skipped.device
+            largest = [x.to(device, non_blocking=True) for x in torch._foreach_norm(gradients, float("inf"))]
+            bad = ~torch.isfinite(torch.stack(largest)).all()
+            if self.nonfinite == "raise" and bool(bad if skip is None else bad & ~skip):
+                stage.drop()
+                raise self._complaint()
+            skip = bad if skip is None else bad | skip.to(device)
+        host = skip is not None and skip.is_cpu
+        known = bool(skip) if skip is not None and host else None
+        if skip is not None and (known is None or known):
+            for gradient in gradients:
+                gradient.copy_(torch.where(skip.to(gradient.device), 0.0, gradient))
+        if stage.open and known:
+            stage.drop()
+        elif stage.open:
+            stage.keep(None if known is False or skip is None else skip)
+        ledger = stage.ledger
+        ledger.steps += 1
+        if skip is not None:
+            ledger.skipped += skip
+            ledger.streak.copy_(torch.where(skip, ledger.streak + 1, 0))
+        if self._measured is not None:
+            self._watch.record(self._measured.metrics, skip, self._measured.step)
+            self._measured = None
+        return Report(skip, None)
+
+    def _complaint(self) -> Exception:
+        names = list(self.nonfinite_parameters())
+        where = f"here: {'; '.join(names[:5])}" if names else "on another rank"
+        return NonFiniteGradientError(
+            f"Step {self._stage.ledger.steps}: a gradient is not finite, {where}. The carry is unchanged. Skip the "
+            'batch (optimizer.zero_grad()), or use nonfinite="skip".'
+        )
+
+    def settle(self, optimizer: Optimizer) -> None:
+        """Nothing of ours is in the optimizer's state."""
+
+    def refresh(self) -> None:
+        """Groups that are added later are not clipped."""
+
+    def adopt(self, optimizer: Optimizer, *, marked: bool) -> None:
+        """Nothing of ours is in the optimizer's state."""
+
+    def check(self) -> None:
+        """Metrics are looked at when they are read."""
+
+
+def _checked(optimizer: Any) -> tuple[list[Optimizer], list[Any], Any]:
+    optimizers, groups, split = _targets.parse(optimizer)
+    if len(optimizers) != 1:
+        raise TypeError("LocalUClip needs the model and one optimizer: LocalUClip(model, optimizer, region).")
+    return optimizers, groups, split
+
+
+def _check_model(model: Any, leaves: list[Leaf]) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"LocalUClip needs the model first: LocalUClip(model, optimizer, region); got {model!r:.80}.")
+    own = set(model.parameters())
+    foreign = [leaf.name for leaf in leaves if leaf.param not in own]
+    if foreign:
+        raise ValueError(
+            f"The optimizer steps parameters that are not the model's ({foreign[0]}): they would not be clipped. Give "
+            "them an optimizer of their own, or wrap the whole model."
+        )
+    if leaves[0].sharded or any(leaf.sharded for leaf in leaves):
+        raise TypeError("LocalUClip works with DistributedDataParallel; sharded parameters are clipped by UClip.")
+
+
+def _current_pass() -> int:
+    return torch._C._current_graph_task_id()  # type: ignore[attr-defined]
+
+
+def _fulfil(promise: Any, done: Any) -> None:
+    try:
+        promise.set_result(done.value())
+    except Exception as error:  # it belongs to whoever waits
+        promise.set_exception(error)
+
+
+def _untouched(leaves: list[Leaf], left: list[tuple[Tensor | None, int]]) -> bool:
+    """Whether gradients are as the last pass has left them, so that this one is added to them."""
+    return all(
+        leaf.param.grad is gradient and (gradient is None or gradient._version == version)
+        for leaf, (gradient, version) in zip(leaves, left, strict=True)
+    )
+
+
+def _mean_carry(states: list[dict[str, Any]], number: int) -> dict[str, Tensor]:
+    carries = [state["state"].get(number, {}).get(PREFIX + "carry") for state in states]
+    found = [carry for carry in carries if carry is not None]
+    return {PREFIX + "carry": torch.stack(found).sum(0) / len(states)} if found else {}
+
+
+def _on_host(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.cpu()
+    if isinstance(value, dict):
+        return {key: _on_host(entry) for key, entry in value.items()}
+    return [_on_host(entry) for entry in value] if isinstance(value, list) else value

@@ -1,0 +1,361 @@
+"""Clip-then-aggregate: a carry per rank, or per micro-batch, that counts when the step does."""
+
+import contextlib
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from carryclip import Capped, Component, Gated, Norm
+from carryclip.reference import UClip as Reference
+from carryclip.torch import LocalUClip, NonFiniteGradientError, UClip
+from spread import KINDS, check_same, model
+
+STEPS = 200
+
+
+def batch(rank, step):
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    scale = 20.0 if (step + rank) % 9 == 3 else 1.0
+    return scale * torch.randn(4, 6, generator=generator), torch.randn(4, 1, generator=generator)
+
+
+def loss_of(net, data):
+    return (net(data[0]) - data[1]).square().mean()
+
+
+def gradients_of(net, data):
+    return torch.autograd.grad(loss_of(net, data), list(net.parameters()))
+
+
+def wrap(bucket_cap=None, **options):
+    return DistributedDataParallel(model(), **({} if bucket_cap is None else {"bucket_cap_mb": bucket_cap}), **options)
+
+
+SMALL = 100 / 2**20  # a bucket for every few parameters
+
+
+# ---------------------------------------------------------------------- against the reference
+
+
+def by_rank(rank, kind, steps, cap, view):
+    """Train, and tell all local gradients and the averaged updates."""
+    region, carry = KINDS[kind]
+    net = wrap(cap, gradient_as_bucket_view=view)
+    opt = torch.optim.SGD(net.parameters(), lr=0.02)
+    clipper = LocalUClip(net, opt, region, carry, metrics_every=3)
+    given, sent = [], []
+    for step in range(steps):
+        given.append([g.numpy() for g in gradients_of(net.module, batch(rank, step))])
+        opt.zero_grad()
+        loss_of(net, batch(rank, step)).backward()
+        sent.append([p.grad.clone().numpy() for p in net.parameters()])
+        opt.step()
+    carries = [clipper.carry(p) for p in net.parameters()]
+    return given, sent, carries, dict(clipper.metrics()), [p.detach().clone() for p in net.parameters()]
+
+
+@pytest.mark.parametrize("cap", [None, SMALL])
+@pytest.mark.parametrize("view", [False, True])
+@pytest.mark.parametrize("kind", ["component", "norm", "norm gated", "component gated", "adaptive"])
+def test_each_rank_clips_as_the_reference_does(ranks, kind, view, cap):
+    region, carry = KINDS[kind]
+    results = ranks.run(by_rank, kind, 25, cap, view)
+    updates = []
+    for given, _, carries, _, _ in results:
+        judge = Reference(region, carry)
+        updates.append([judge.step(gradients) for gradients in given])
+        for mine, theirs in zip(carries, judge.carry, strict=True):
+            torch.testing.assert_close(mine.double(), torch.as_tensor(theirs).double(), rtol=1e-4, atol=1e-5)
+    for _, sent, _, metrics, params in results:
+        for step, gradients in enumerate(sent):
+            for k, gradient in enumerate(gradients):
+                mean = (updates[0][step][k] + updates[1][step][k]) / 2
+                torch.testing.assert_close(torch.as_tensor(gradient), torch.as_tensor(mean), rtol=1e-4, atol=1e-6)
+        check_same(params, results[0][4], exact=True)
+        assert metrics["grad_norm"] > 0
+
+
+def conserved(rank, region, cap, pieces, overflow):
+    """Sums of gradients and updates of this rank over many steps, with accumulation and an overflow in between."""
+    net = wrap(cap)
+    opt = torch.optim.SGD(net.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=10_000, enabled=overflow)
+    clipper = LocalUClip(net, opt, region, scaler=scaler, metrics_every=0)
+    given = [torch.zeros_like(p, dtype=torch.float64) for p in net.parameters()]
+    sent = [torch.zeros_like(p, dtype=torch.float64) for p in net.parameters()]
+    for step in range(STEPS):
+        opt.zero_grad()
+        local = [torch.zeros_like(p) for p in net.parameters()]
+        for piece in range(pieces):
+            data = batch(rank, 1000 * piece + step)
+            for total, gradient in zip(local, gradients_of(net.module, data), strict=True):
+                total += gradient
+            bad = overflow and step == 77 and rank == 1 and piece == 0
+            with net.no_sync() if piece < pieces - 1 else contextlib.nullcontext():
+                scaler.scale(loss_of(net, data) * (torch.inf if bad else 1.0)).backward()
+        scaler.unscale_(opt)
+        taken = not overflow or step != 77
+        for k, p in enumerate(net.parameters()):
+            if taken:
+                given[k] += local[k]
+                sent[k] += p.grad
+        scaler.step(opt)
+        scaler.update()
+    return given, sent, [clipper.carry(p).double() for p in net.parameters()], scaler.get_scale()
+
+
+@pytest.mark.parametrize("region", [Component(0.05), Norm(0.3)], ids=repr)
+@pytest.mark.parametrize(("pieces", "overflow"), [(1, False), (3, False), (1, True)])
+def test_what_is_cut_is_in_the_carries(ranks, region, pieces, overflow):
+    results = ranks.run(conserved, region, SMALL, pieces, overflow)
+    size = sum(x.norm() ** 2 for x in results[0][0]) ** 0.5
+    for k in range(len(results[0][0])):
+        # The average is what is sent: twice of it is the sum over the ranks.
+        cut = results[0][0][k] + results[1][0][k] - 2 * results[0][1][k]
+        carries = results[0][2][k] + results[1][2][k]
+        assert (cut - carries).norm() <= 1e-4 * size
+        assert all(torch.equal(results[0][1][k], result[1][k]) for result in results)
+    assert any((results[0][2][k] - results[1][2][k]).norm() > 1e-3 for k in range(len(results[0][0])))
+    assert [scale for *_, scale in results] == [128.0 if overflow else 1.0] * 2
+
+
+# ---------------------------------------------------------------------- bad gradients
+
+
+def spoiled(rank, region, nonfinite, fused):
+    net = wrap(SMALL)
+    opt = torch.optim.Adam(net.parameters(), lr=0.02, fused=fused)
+    clipper = LocalUClip(net, opt, region, nonfinite=nonfinite)
+    said, kept, moved = [], [], []
+    for step in range(12):
+        opt.zero_grad()
+        factor = torch.inf if step == 6 and rank == 1 else 1.0
+        (loss_of(net, batch(rank, step)) * factor).backward()
+        before = [clipper.carry(p).clone() for p in net.parameters()], [p.detach().clone() for p in net.parameters()]
+        try:
+            opt.step()
+        except NonFiniteGradientError as error:
+            said.append(str(error))
+        kept.append(all(torch.equal(clipper.carry(p), c) for p, c in zip(net.parameters(), before[0], strict=True)))
+        moved.append(any(not torch.equal(p, was) for p, was in zip(net.parameters(), before[1], strict=True)))
+    params = [p.detach().clone() for p in net.parameters()]
+    return said, kept, moved, params, clipper.metrics()["skipped_steps"], clipper.nonfinite_parameters()
+
+
+@pytest.mark.parametrize("region", [Component(0.05), Norm(0.3)], ids=repr)
+@pytest.mark.parametrize("fused", [False, True])
+def test_one_rank_makes_all_of_them_skip(ranks, region, fused):
+    results = ranks.run(spoiled, region, "skip", fused)
+    for _, kept, moved, params, skipped, _ in results:
+        assert kept == [step == 6 for step in range(12)]
+        assert skipped == 1
+        check_same(params, results[0][3], exact=True)
+        assert all(p.isfinite().all() for p in params)
+        assert moved[6] != fused  # a fused optimizer truly skips, another one has its momentum
+    assert [bool(bad) for *_, bad in results] == [False, True]
+
+
+@pytest.mark.parametrize("region", [Component(0.05), Norm(0.3)], ids=repr)
+def test_one_rank_makes_all_of_them_raise(ranks, region):
+    results = ranks.run(spoiled, region, "raise", False)
+    for rank, (said, kept, moved, params, _, _) in enumerate(results):
+        assert len(said) == 1
+        assert ("here: group 0" if rank else "on another rank") in said[0]
+        assert kept[6]
+        assert not moved[6]
+        assert all(p.isfinite().all() for p in params)
+
+
+# ---------------------------------------------------------------------- passes that must not be mixed up
+
+
+def twice(rank, reset):
+    net = wrap()
+    opt = torch.optim.SGD(net.parameters(), lr=0.01)
+    LocalUClip(net, opt, Norm(0.3))
+    loss_of(net, batch(rank, 0)).backward()
+    if reset is not None:
+        opt.zero_grad(set_to_none=reset)
+    try:
+        loss_of(net, batch(rank, 1)).backward()
+    except RuntimeError as error:
+        return str(error)
+    return "fine"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_second_pass_without_no_sync_is_refused(ranks):
+    assert ranks.run(twice, True) == ["fine", "fine"]
+    assert ranks.run(twice, False) == ["fine", "fine"]
+    with pytest.raises(AssertionError, match="no_sync"):
+        ranks.run(raised_twice)
+
+
+def raised_twice(rank):
+    said = twice(rank, None)
+    assert said == "fine", said
+
+
+# ---------------------------------------------------------------------- checkpoints
+
+
+def resumed(rank, kind, form):
+    """Half, save, and the other half twice: as it is, and from the checkpoint in a new model."""
+    region, carry = KINDS[kind]
+    net = wrap(SMALL)
+    opt = torch.optim.AdamW(net.parameters(), lr=0.01)
+    clipper = LocalUClip(net, opt, region, carry)
+
+    def train(net, opt, steps):
+        for step in steps:
+            opt.zero_grad()
+            loss_of(net, batch(rank, step)).backward()
+            opt.step()
+
+    train(net, opt, range(10))
+    saved = clipper.state_dict() if form == "each" else clipper.gathered_state_dict()
+    if form != "each":
+        box = [saved]
+        dist.broadcast_object_list(box)
+        saved = box[0]
+    saved = copy.deepcopy([net.module.state_dict(), opt.state_dict(), saved])
+    train(net, opt, range(10, 20))
+    other = wrap(SMALL)
+    again = torch.optim.AdamW(other.parameters(), lr=0.01)
+    twin = LocalUClip(other, again, region, carry)
+    other.module.load_state_dict(saved[0])
+    again.load_state_dict(saved[1])
+    twin.load_state_dict(saved[2])
+    train(other, again, range(10, 20))
+    found = [
+        [x.detach().clone() for x in (*n.parameters(), *map(c.carry, n.parameters()))]
+        for n, c in ((net, clipper), (other, twin))
+    ]
+    return found, saved[2]
+
+
+@pytest.mark.parametrize("kind", ["component gated", "norm gated", "adaptive"])
+@pytest.mark.parametrize("form", ["each", "gathered"])
+def test_resuming_is_bit_equal_on_every_rank(ranks, kind, form):
+    results = ranks.run(resumed, kind, form)
+    for (one, other), _ in results:
+        check_same(other, one, exact=True)
+    carries = [found[0][6:] for found, _ in results]
+    assert any(not torch.equal(one, other) for one, other in zip(*carries, strict=True))
+
+
+def test_another_number_of_ranks_goes_on_with_the_mean(ranks):
+    saved = ranks.run(resumed, "norm gated", "gathered")[0][1]
+    net = model()
+    opt = torch.optim.AdamW(net.parameters(), lr=0.01)
+    clipper = LocalUClip(net, opt, *KINDS["norm gated"])
+    clipper.load_state_dict(saved)
+    for k, p in enumerate(net.parameters()):
+        mean = sum(state["state"][k]["uclip_carry"] for state in saved["ranks"]) / 2
+        torch.testing.assert_close(clipper.carry(p), mean)
+    with pytest.raises(ValueError, match="rank 1 of 2"):
+        clipper.load_state_dict(saved["ranks"][1])
+    with pytest.raises(ValueError, match="Not a state"):
+        clipper.load_state_dict({"what": 1})
+
+
+# ---------------------------------------------------------------------- one device
+
+
+@pytest.mark.parametrize("kind", ["component", "norm", "norm gated", "component gated", "adaptive"])
+def test_each_micro_batch_is_clipped_by_itself(kind):
+    region, carry = KINDS[kind]
+    net = model()
+    opt = torch.optim.SGD(net.parameters(), lr=0.02)
+    clipper = LocalUClip(net, opt, region, carry)
+    judge = Reference(region, carry)
+    for step in range(20):
+        opt.zero_grad(set_to_none=step % 2 == 0)
+        total = [0.0] * 6
+        for piece in range(3):
+            data = batch(piece, step)
+            updates = judge.step([g.numpy() for g in _quietly(net, data)])
+            total = [a + b for a, b in zip(total, updates, strict=True)]
+            loss_of(net, data).backward()
+        for p, wanted in zip(net.parameters(), total, strict=True):
+            torch.testing.assert_close(p.grad, torch.as_tensor(wanted), rtol=1e-4, atol=1e-6)
+        opt.step()
+    for p, wanted in zip(net.parameters(), judge.carry, strict=True):
+        torch.testing.assert_close(clipper.carry(p).double(), torch.as_tensor(wanted).double(), rtol=1e-4, atol=1e-5)
+
+
+def _quietly(net, data):
+    """Gradients of a copy, which no hook sees."""
+    twin = model()
+    twin.load_state_dict(net.state_dict())
+    return gradients_of(twin, data)
+
+
+def test_an_overflow_in_one_micro_batch_leaves_the_carry():
+    net = model()
+    opt = torch.optim.SGD(net.parameters(), lr=0.02)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    clipper = LocalUClip(net, opt, Norm(0.3), scaler=scaler)
+    for step in range(10):
+        opt.zero_grad(set_to_none=step % 2 == 0)
+        before = [clipper.carry(p).clone() for p in net.parameters()]
+        for piece in range(3):
+            bad = step == 5 and piece == 1
+            scaler.scale(loss_of(net, batch(piece, step)) * (torch.inf if bad else 1.0)).backward()
+        scaler.step(opt)
+        scaler.update()
+        same = all(torch.equal(clipper.carry(p), was) for p, was in zip(net.parameters(), before, strict=True))
+        assert same == (step == 5)
+    assert scaler.get_scale() == 128.0
+    assert all(p.isfinite().all() for p in net.parameters())
+
+
+def test_a_pass_that_fails_leaves_the_gradients_of_those_before():
+    net = model()
+    opt = torch.optim.SGD(net.parameters(), lr=0.02)
+    clipper = LocalUClip(net, opt, Component(0.05))
+    loss_of(net, batch(0, 0)).backward()
+    before = [p.grad.clone() for p in net.parameters()]
+    handle = net[0].weight.register_hook(_fail)
+    with pytest.raises(ZeroDivisionError):
+        loss_of(net, batch(0, 1)).backward()
+    handle.remove()
+    loss_of(net, batch(0, 2)).backward()
+    judge = Reference(Component(0.05))
+    twice = [judge.step([g.numpy() for g in _quietly(net, batch(0, k))]) for k in (0, 2)]
+    for p, was, *updates in zip(net.parameters(), before, *twice, strict=True):
+        torch.testing.assert_close(was, torch.as_tensor(updates[0]))
+        torch.testing.assert_close(p.grad, torch.as_tensor(updates[0] + updates[1]))
+    opt.step()
+    for p, wanted in zip(net.parameters(), judge.carry, strict=True):
+        torch.testing.assert_close(clipper.carry(p).double(), torch.as_tensor(wanted).double(), rtol=1e-4, atol=1e-5)
+
+
+def _fail(gradient):
+    raise ZeroDivisionError
+
+
+# ---------------------------------------------------------------------- bad input
+
+
+def test_what_cannot_be_is_refused():
+    net = model()
+    opt = torch.optim.SGD(net.parameters(), lr=0.1)
+    with pytest.raises(TypeError, match="the model first"):
+        LocalUClip(opt, opt, Norm(1.0))
+    with pytest.raises(ValueError, match="not the model's"):
+        LocalUClip(nn.Linear(2, 2), opt, Norm(1.0))
+    with pytest.raises(TypeError, match="hook is for"):
+        LocalUClip(net, opt, Norm(1.0), hook=print)
+    with pytest.raises(TypeError, match="one optimizer"):
+        LocalUClip(net, [opt, torch.optim.SGD(model().parameters(), lr=0.1)], Norm(1.0))
+    clipper = LocalUClip(net, opt, Norm(1.0), Capped(3))
+    assert "each backward pass" in repr(clipper)
+    with pytest.raises(RuntimeError, match="clipped already"):
+        UClip(opt, Norm(1.0))
+    clipper.remove()
+    UClip(opt, Norm(1.0), Gated())

@@ -15,6 +15,7 @@ from carryclip.torch import _layout, _targets
 from carryclip.torch._adopt import drop_unused, mend, take_over
 from carryclip.torch._advice import Advice, Observer, check_observable
 from carryclip.torch._compiled import CompileMode, check_mode
+from carryclip.torch._deepspeed import Partition, check_rules, stepping_engine
 from carryclip.torch._engine import Engine, Report
 from carryclip.torch._hooks import Hooks
 from carryclip.torch._layout import Group, Leaf, RegionMap
@@ -99,6 +100,10 @@ class UClip:
             self._layout = _layout.build(self._groups, self.regions, carry, self.nonfinite, self._process_group)
             check_observable(self._layout)
         self._signature = self._shape_of_groups()
+        self._looked = False
+        self._partition: Partition | None = None
+        self._round: set[int] = set()
+        """Parameters that DeepSpeed has stepped since the step began."""
         _targets.claim(self, self._params(), watch_only=observe)
         home = OptimizerHome(optimizers) if optimizers and not observe else OwnHome()
         self.ledger = Ledger(self._layout)
@@ -253,6 +258,7 @@ class UClip:
 
     def run(self, found_inf: Tensor | None, grad_scale: Tensor | None) -> Report:
         """One step of the algorithm on the gradients as they are now."""
+        self._look_around()
         self.refresh()
         step = self.ledger.steps
         # The first step after a load is measured too, so that metrics do not stay empty.
@@ -266,6 +272,22 @@ class UClip:
         if report.measured is not None:
             self._watch.record(*report.measured)
         return report
+
+    def _look_around(self) -> None:
+        """Find out, at the first step, whether DeepSpeed steps the optimizer; and then, whether this is a new step."""
+        if not self._looked:
+            self._looked = True
+            self._partition = stepping_engine(self.optimizers[0]) if len(self.optimizers) == 1 else None
+            if self._partition is not None:
+                self._process_group = self._partition.group
+                self._signature = []  # lay the parameters out anew
+        if self._partition is not None and self._partition.calls > 1:
+            here = {id(param) for group in self._groups for param in group["params"]}
+            if self._round and not self._round & here:
+                self.ledger.steps -= 1  # another group of the same step
+            else:
+                self._round = set()
+            self._round |= here
 
     def settle(self, optimizer: Optimizer) -> None:
         """The optimizer has taken its step and its own state exists."""
@@ -283,6 +305,8 @@ class UClip:
             return
         old = self._layout
         layout = _layout.build(self._groups, self.regions, self.carry_policy, self.nonfinite, self._process_group)
+        if self._partition is not None:
+            check_rules(layout.rules, self._partition)
         _targets.claim(self, [leaf.param for leaf in layout.leaves], watch_only=self._observer is not None)
         self._layout, self._signature = layout, signature
         kept = {leaf.param: leaf for leaf in layout.leaves}

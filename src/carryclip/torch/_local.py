@@ -285,8 +285,8 @@ class LocalUClip:
         """A parameter's gradient is about to be added to ``.grad``: put aside what is there already."""
         if self._task != _current_pass():
             self._task = _current_pass()
-            for number, gradient in self._before.items():  # of a pass that has failed
-                self._layout.leaves[number].param.grad = gradient  # type: ignore[assignment]
+            for number, kept in self._before.items():  # of a pass that has failed
+                self._layout.leaves[number].param.grad = kept  # type: ignore[assignment]
             self._before = {}
             torch.autograd.Variable._execution_engine.queue_callback(self._on_pass)  # type: ignore[attr-defined]
             if not (self._stage.open and self._left is not None and _untouched(self._layout.leaves, self._left)):

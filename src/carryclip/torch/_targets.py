@@ -68,6 +68,8 @@ def _inside_zero(optimizer: Optimizer) -> Any:
 
 def _hookable(optimizer: Any) -> Optimizer:
     name = type(optimizer).__name__
+    if name == "AcceleratedOptimizer":  # Accelerate's wrapper steps the optimizer inside it as it is
+        return _hookable(optimizer.optimizer)
     if not (isinstance(optimizer, Optimizer) and hasattr(optimizer, "_optimizer_step_pre_hooks")):
         for attribute in _INNER:
             if isinstance(getattr(optimizer, attribute, None), Optimizer):

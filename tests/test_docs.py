@@ -77,7 +77,7 @@ def test_snippets_run(page, monkeypatch):
 
 
 # The other examples have a test of their own below.
-SHORT = ("one_line.py", "jax_digits.py", "which_radius.py")
+SHORT = ("one_line.py", "jax_digits.py", "which_radius.py", "lightning_digits.py", "hf_trainer.py")
 EXAMPLES = [path for path in sorted((ROOT / "examples").glob("*.py")) if path.name in SHORT]
 
 
@@ -86,6 +86,19 @@ def test_examples_run(example):
     done = subprocess.run([sys.executable, example], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
+
+
+@pytest.mark.parametrize(("example", "says"), [("ddp.py", ""), ("ddp.py", "--each-rank"), ("fsdp2.py", "")])
+def test_examples_with_several_processes_run(example, says):
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launch, str(ROOT / "examples" / example), *says.split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    if example == "ddp.py":
+        assert float(re.search(r"accuracy ([\d.]+)", done.stdout)[1]) > 0.9
+    else:
+        first, second = re.search(r"loss ([\d.]+), and ([\d.]+)", done.stdout).groups()
+        assert first == second
 
 
 def test_the_docs_show_what_the_watching_example_prints():

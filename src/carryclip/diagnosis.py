@@ -39,7 +39,8 @@ class CarryClipWarning(UserWarning):
     """Something that carryclip noticed and that a person should look at; the message names the remedy."""
 
 
-_INNER = {"carryclip", "torch", "jax", "_collections_abc", "collections", "contextlib", "copy", "copyreg"}
+_TRAINERS = {"accelerate", "deepspeed", "lightning", "lightning_fabric", "pytorch_lightning", "transformers"}
+_INNER = {"carryclip", "torch", "jax", "_collections_abc", "collections", "contextlib", "copy", "copyreg", *_TRAINERS}
 
 
 def warn_user(message: str) -> None:

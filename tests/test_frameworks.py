@@ -1,0 +1,316 @@
+"""Trainers that own the loop: one or two lines, their own checkpoints, and a warning where they clip as well."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from carryclip import Component, Gated, Norm
+from carryclip.diagnosis import CarryClipWarning
+from carryclip.integrations.loggers import NAMES, log_to, scalars
+from carryclip.torch import UClip
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.filterwarnings("error::carryclip.diagnosis.CarryClipWarning"),
+]
+STEPS = 12
+
+
+class Numbers(Dataset):
+    """Inputs and targets by number; now and then there is a large one."""
+
+    def __len__(self):
+        return 4 * STEPS
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        scale = 30.0 if index // 4 % 5 == 2 else 1.0
+        return scale * torch.randn(6, generator=generator), torch.randn(1, generator=generator)
+
+
+def net():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 1))
+
+
+def by_hand(region, carry, lr=0.05):
+    """What every trainer must come to."""
+    module = net()
+    optimizer = torch.optim.AdamW(module.parameters(), lr=lr)
+    UClip(optimizer, region, carry)
+    for inputs, targets in DataLoader(Numbers(), batch_size=4):
+        optimizer.zero_grad()
+        (module(inputs) - targets).square().mean().backward()
+        optimizer.step()
+    return [p.detach() for p in module.parameters()]
+
+
+# ---------------------------------------------------------------------- loggers
+
+
+def test_names_say_where_in_the_step_a_number_is_taken():
+    weight = nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    clipper = UClip(optimizer, Norm(1.0))
+    assert set(scalars(clipper.metrics())) == {"uclip/clip/skipped_steps", "uclip/carry/dropped_norm"}
+    weight.grad = torch.tensor([3.0, 4.0])
+    optimizer.step()
+    found = scalars(clipper.metrics(), "mine")
+    assert set(found) == {f"mine/{name}" for name in NAMES.values()}
+    assert set(NAMES) == set(clipper.metrics())
+    assert found["mine/before_clip/gradient_norm"] == 5.0
+    assert found["mine/after_clip/update_norm"] == pytest.approx(1.0)
+    assert found["mine/carry/norm"] == pytest.approx(4.0)
+
+
+def test_tensorboard_gets_the_curves(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    weight = nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    clipper = UClip(optimizer, Norm(1.0), metrics_every=1)
+    with SummaryWriter(tmp_path) as writer:
+        for step in range(3):
+            weight.grad = torch.tensor([3.0, 4.0])
+            optimizer.step()
+            log_to(writer, clipper, step)
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert set(events.Tags()["scalars"]) == {f"uclip/{name}" for name in NAMES.values()}
+    carries = [event.value for event in events.Scalars("uclip/carry/norm")]
+    assert carries == pytest.approx([4.0, 8.0, 12.0])
+
+
+# ---------------------------------------------------------------------- Lightning
+
+
+def lightning_fit(folder, callback, epochs=2, checkpoint=None, clip=None, precision="32-true", logger=False):
+    import lightning
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = net()
+
+        def training_step(self, batch, index):
+            return (self.net(batch[0]) - batch[1]).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), lr=0.05)
+
+    trainer = lightning.Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        devices=1,
+        callbacks=[callback],
+        default_root_dir=folder,
+        logger=logger,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        log_every_n_steps=5,
+        gradient_clip_val=clip,
+        precision=precision,
+    )
+    module = Module()
+    trainer.fit(module, DataLoader(Numbers(), batch_size=4), ckpt_path=checkpoint)
+    return trainer, [p.detach() for p in module.parameters()]
+
+
+def test_lightning_does_what_a_loop_does(tmp_path):
+    from carryclip.integrations.lightning import UClipCallback
+
+    trainer, params = lightning_fit(tmp_path, UClipCallback(Norm(0.3), Gated()), epochs=1)
+    torch.testing.assert_close(params, by_hand(Norm(0.3), Gated()), rtol=0, atol=0)
+    assert trainer.callback_metrics["uclip/before_clip/gradient_norm"] > 0
+
+
+@pytest.mark.parametrize("region", [Norm(0.3), Component(0.05)], ids=repr)
+def test_lightning_resumes_bit_equal(tmp_path, region):
+    from carryclip.integrations.lightning import UClipCallback
+
+    trainer, _ = lightning_fit(tmp_path, UClipCallback(region, Gated()), epochs=1)
+    path = trainer.checkpoint_callback.best_model_path
+    callback = UClipCallback(region, Gated())
+    _, resumed = lightning_fit(tmp_path, callback, epochs=2, checkpoint=path)
+    _, whole = lightning_fit(tmp_path, UClipCallback(region, Gated()), epochs=2)
+    torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
+    assert callback.clippers[0].ledger.steps == 2 * STEPS
+
+
+def test_lightning_that_clips_too_is_reported(tmp_path):
+    from carryclip.integrations.lightning import UClipCallback
+
+    with pytest.warns(CarryClipWarning, match=r"Trainer\(gradient_clip_val=None\)") as caught:
+        lightning_fit(tmp_path, UClipCallback(Norm(0.3)), epochs=1, clip=1.0)
+    assert len([each for each in caught if each.category is CarryClipWarning]) == 1
+
+
+def test_lightning_logs_through_its_own_logger(tmp_path):
+    from lightning.pytorch.loggers import CSVLogger
+
+    from carryclip.integrations.lightning import UClipCallback
+
+    logger = CSVLogger(tmp_path)
+    lightning_fit(tmp_path, UClipCallback(Norm(0.3), Gated(), metrics_every=1), logger=logger)
+    logger.save()
+    header = (tmp_path / "lightning_logs" / "version_0" / "metrics.csv").read_text().splitlines()[0]
+    assert "uclip/carry/norm" in header
+
+
+# ---------------------------------------------------------------------- Hugging Face
+
+
+def hf_trainer(folder, steps=STEPS, report=(), max_grad_norm=0.0, callbacks=None, dtype=torch.float32):
+    from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainingArguments
+
+    class Model(PreTrainedModel):
+        config_class = PretrainedConfig
+
+        def __init__(self, config):
+            super().__init__(config)
+            self.net = net()
+            self.post_init()
+
+        def _init_weights(self, module):
+            pass
+
+        def forward(self, inputs, targets):
+            scores = self.net(inputs.to(self.net[0].weight.dtype))
+            return {"loss": (scores - targets).float().square().mean(), "scores": scores}
+
+    def collate(rows):
+        return {"inputs": torch.stack([row[0] for row in rows]), "targets": torch.stack([row[1] for row in rows])}
+
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        max_steps=steps,
+        per_device_train_batch_size=4,
+        learning_rate=0.05,
+        lr_scheduler_type="constant",
+        weight_decay=0.01,
+        max_grad_norm=max_grad_norm,
+        logging_steps=3,
+        save_steps=STEPS // 2,
+        report_to=list(report) or "none",
+        disable_tqdm=True,
+        use_cpu=True,
+        remove_unused_columns=False,
+    )
+    model = Model(PretrainedConfig()).to(dtype)
+    with torch.no_grad():
+        for p, q in zip(model.net.parameters(), net().parameters(), strict=True):
+            p.copy_(q)
+    sampler = torch.utils.data.SequentialSampler
+
+    class Ordered(Trainer):
+        def _get_train_sampler(self, *args):
+            return sampler(self.train_dataset)
+
+    return Ordered(model=model, args=arguments, train_dataset=Numbers(), data_collator=collate, callbacks=callbacks)
+
+
+def weights(trainer):
+    return [p.detach() for p in trainer.model.net.parameters()]
+
+
+@pytest.mark.parametrize("form", ["attach", "callback"])
+@pytest.mark.parametrize("region", [Norm(0.3), Component(0.05)], ids=repr)
+def test_the_hf_trainer_clips_and_resumes_bit_equal(tmp_path, region, form):
+    from carryclip.integrations.transformers import UClipCallback, attach
+
+    def make():
+        if form == "attach":
+            trainer = hf_trainer(tmp_path)
+            return trainer, attach(trainer, region, Gated())
+        callback = UClipCallback(region, Gated())
+        return hf_trainer(tmp_path, callbacks=[callback]), callback
+
+    whole, callback = make()
+    whole.train()
+    clipped = [line["uclip/after_clip/update_norm"] for line in whole.state.log_history if "loss" in line]
+    assert len(clipped) == STEPS // 3
+    assert callback.clipper.ledger.steps == STEPS
+    resumed, again = make()
+    resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{STEPS // 2}"))
+    torch.testing.assert_close(weights(resumed), weights(whole), rtol=0, atol=0)
+    assert again.clipper.ledger.steps == STEPS
+    bare = hf_trainer(tmp_path)
+    bare.train()
+    assert any(not torch.equal(p, q) for p, q in zip(weights(bare), weights(whole), strict=True))
+
+
+def test_a_model_in_bfloat16_resumes_bit_equal_if_attached(tmp_path):
+    from carryclip.integrations.transformers import attach
+
+    runs = []
+    for checkpoint in (None, str(tmp_path / f"checkpoint-{STEPS // 2}")):
+        trainer = hf_trainer(tmp_path, dtype=torch.bfloat16)
+        callback = attach(trainer, Component(0.05))
+        trainer.train(resume_from_checkpoint=checkpoint)
+        runs.append([*weights(trainer), *(callback.clipper.carry(p) for p in trainer.model.net.parameters())])
+    torch.testing.assert_close(runs[1], runs[0], rtol=0, atol=0)
+    assert runs[0][-1].dtype == torch.float32
+
+
+def test_the_hf_trainers_default_clipping_is_reported_once(tmp_path):
+    from carryclip.integrations.transformers import attach
+
+    trainer = hf_trainer(tmp_path, max_grad_norm=1.0)
+    attach(trainer, Norm(0.3))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.train()
+    said = [str(each.message) for each in caught if each.category is CarryClipWarning]
+    assert len(said) == 1
+    assert "TrainingArguments(max_grad_norm=0.0)" in said[0]
+
+
+def test_the_hf_trainer_reports_to_tensorboard(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from carryclip.integrations.transformers import attach
+
+    trainer = hf_trainer(tmp_path, report=["tensorboard"])
+    attach(trainer, Norm(0.3))
+    trainer.train()
+    files = list(tmp_path.rglob("events.out.tfevents.*"))
+    tags = {tag for file in files for tag in EventAccumulator(str(file)).Reload().Tags()["scalars"]}
+    assert any("uclip/before_clip/gradient_norm" in tag for tag in tags)
+
+
+# ---------------------------------------------------------------------- Accelerate
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_accelerate_saves_and_resumes_the_carry(tmp_path, when):
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    def train(steps, load=None, save=None):
+        AcceleratorState._reset_state(True)
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+        module = net()
+        optimizer = torch.optim.AdamW(module.parameters(), lr=0.05)
+        clipper = UClip(optimizer, Norm(0.3), Gated()) if when == "before" else None
+        module, optimizer, data = accelerator.prepare(module, optimizer, DataLoader(Numbers(), batch_size=4))
+        clipper = clipper or UClip(optimizer, Norm(0.3), Gated())
+        if load:
+            accelerator.load_state(load)
+        for index, (inputs, targets) in enumerate(data):
+            if index in steps:
+                with accelerator.accumulate(module):
+                    accelerator.backward((module(inputs) - targets).square().mean())
+                    optimizer.step()
+                    optimizer.zero_grad()
+        if save:
+            accelerator.save_state(save)
+        return [p.detach() for p in module.parameters()], clipper.ledger.steps
+
+    whole = train(range(STEPS))
+    half = train(range(STEPS // 2), save=str(tmp_path / "half"))
+    rest = train(range(STEPS // 2, STEPS), load=str(tmp_path / "half"))
+    assert (half[1], rest[1], whole[1]) == (STEPS // 4, STEPS // 2, STEPS // 2)
+    torch.testing.assert_close(rest[0], whole[0], rtol=0, atol=0)

@@ -1,6 +1,6 @@
-"""The figures of docs/theory, with their captions and tables.
+"""The figures of docs/theory and of docs/parallel, with their captions and tables.
 
-    python benchmarks/figures.py --draw     # run ``carryclip reproduce theory`` into docs/theory/figures, then fill
+    python benchmarks/figures.py --draw     # run ``carryclip reproduce theory`` and ``corrupted-rank``, then fill
     python benchmarks/figures.py --write    # only fill the pages from what is there
 
 Kept are the figures as SVG, captions, the claims, and the numbers of the wind-up table.
@@ -12,12 +12,16 @@ import re
 import sys
 from pathlib import Path
 
-PAGES = [Path(__file__).parents[1] / "docs" / "theory" / name for name in ("figures.md", "wind-up.md")]
-FIGURES = PAGES[0].parent / "figures"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = [DOCS / "theory" / "figures.md", DOCS / "theory" / "wind-up.md", DOCS / "parallel.md"]
+FIGURES = DOCS / "theory" / "figures"
+OTHERS = DOCS / "figures"
+"""Those that are not part of the theory."""
 
 
 def caption(name: str) -> str:
-    return (FIGURES / f"{name}.txt").read_text(encoding="utf-8").strip()
+    folder = OTHERS if (OTHERS / f"{name}.txt").is_file() else FIGURES
+    return (folder / f"{name}.txt").read_text(encoding="utf-8").strip()
 
 
 def claims() -> str:
@@ -62,7 +66,8 @@ def draw() -> None:
     from carryclip.experiments.theory.study import Scale
 
     main("theory", Scale(), str(FIGURES))
-    for path in FIGURES.iterdir():
+    main("corrupted-rank", Scale(), str(OTHERS))
+    for path in [*FIGURES.iterdir(), *OTHERS.iterdir()]:
         if path.suffix in (".png", ".pdf") or (path.suffix == ".csv" and path.stem != "wind-up"):
             path.unlink()
 

@@ -1,5 +1,7 @@
 """The Python in README and docs runs, every example runs, and every public name is documented."""
 
+import ast
+import importlib
 import importlib.util
 import json
 import re
@@ -23,7 +25,9 @@ from carryclip.torch import UClip
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-SNIPPETS = [page for page in PAGES if "```python" in page.read_text()]
+ELSEWHERE = ("parallel.md", "frameworks.md")
+"""Pages whose lines need several processes or a trainer: the examples and the tests of each have them."""
+SNIPPETS = [page for page in PAGES if "```python" in page.read_text() and page.name not in ELSEWHERE]
 
 
 def surroundings():
@@ -74,6 +78,15 @@ def test_snippets_run(page, monkeypatch):
         warnings.simplefilter("ignore", CarryClipWarning)
         for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
             exec(compile(block, str(page), "exec"), names)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name in ELSEWHERE], ids=lambda page: page.name)
+def test_snippets_that_need_more_name_what_exists(page):
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("carryclip"):
+                module = importlib.import_module(node.module)
+                assert all(hasattr(module, name.name) for name in node.names)
 
 
 # The other examples have a test of their own below.

@@ -13,7 +13,7 @@ import pytest
 from carryclip import cli
 from carryclip.experiments import calculator
 from carryclip.experiments.theory import claims, regret, sweeps
-from carryclip.experiments.theory.main import STUDIES, main
+from carryclip.experiments.theory.main import ALONE, STUDIES, main
 from carryclip.experiments.theory.study import Scale, side_by_side, slope
 
 SMALL = Scale(steps=400, seeds=40, points=5)
@@ -141,7 +141,7 @@ def test_a_negative_seed_is_refused(capsys, tmp_path):
 
 
 def test_the_command_line_knows_all_figures():
-    assert set(cli.FIGURES) == {"theory", *STUDIES}
+    assert set(cli.FIGURES) == {"theory", *STUDIES, *ALONE}
 
 
 def command(*arguments):

@@ -103,8 +103,8 @@ def reproduce(
 
     Args:
         what: a figure: aliasing, quadratics, bias, carry-bounds, adaptive-bounds, regret, norm-carry, wind-up, or
-            "theory" for all (a minute and a half); or studies: digits-smoke, cifar10-small, cifar10-slice,
-            cifar10-paper, or a .toml file of your own. "carryclip plan" says how long they take.
+            "theory" for all of these (a minute and a half); corrupted-rank; or studies: digits-smoke, cifar10-small,
+            cifar10-slice, cifar10-paper, or a .toml file of your own. "carryclip plan" says how long they take.
         tier: all studies of a tier.
         only: a part of a study: field=value or field=value,value; several times for several fields.
         engine: "local" for processes on this machine, "ray" for a cluster.
@@ -158,7 +158,8 @@ def reproduce(
 
 
 FIGURES = (
-    "theory", "aliasing", "quadratics", "bias", "carry-bounds", "adaptive-bounds", "regret", "norm-carry", "wind-up"
+    "theory", "aliasing", "quadratics", "bias", "carry-bounds", "adaptive-bounds", "regret", "norm-carry", "wind-up",
+    "corrupted-rank",
 )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from carryclip import __version__
+from carryclip.experiments import corrupted
 from carryclip.experiments.claims import Claim
 from carryclip.experiments.output import make_folder, save_figure, save_rows
 from carryclip.experiments.theory import aliasing, bias, norm, quadratics, regret, sweeps, windup
@@ -25,6 +26,9 @@ STUDIES: dict[str, Study] = {
     "norm-carry": norm.STUDY,
     "wind-up": windup.STUDY,
 }
+
+ALONE: dict[str, Study] = {"corrupted-rank": corrupted.STUDY}
+"""Drawn in the same way but not part of the theory, so only by name; of a size of their own."""
 
 
 def main(name: str, scale: Scale, out: str) -> int:
@@ -50,8 +54,10 @@ def main(name: str, scale: Scale, out: str) -> int:
     with _progress(console) as progress:
         for each in chosen:
             result, paths = reproduce(each, scale, folder, progress)
-            console.print(f"[bold]{STUDIES[each].title}[/bold]: {', '.join(path.name for path in paths)}")
-            judged += [replace(claim, tier=scale.tier, seeds=scale.seeds, command=command) for claim in result.claims]
+            title = (STUDIES | ALONE)[each].title
+            console.print(f"[bold]{title}[/bold]: {', '.join(path.name for path in paths)}")
+            seeds = corrupted.SEEDS if each in ALONE else scale.seeds
+            judged += [replace(claim, tier=scale.tier, seeds=seeds, command=command) for claim in result.claims]
             for claim in result.claims:
                 said = f"{claim.statement} ({claim.paper})"
                 table.add_row(claim.id, said, claim.ours, f"[bold]{claim.verdict}[/bold]")
@@ -70,11 +76,11 @@ def main(name: str, scale: Scale, out: str) -> int:
 
 def reproduce(name: str, scale: Scale, folder: Path, progress: Progress) -> tuple[Result, list[Path]]:
     """One study: compute, draw, save."""
-    study = STUDIES[name]
+    study = (STUDIES | ALONE)[name]
     task = progress.add_task(name, total=None)
     data = study.compute(scale, lambda done, total: progress.update(task, completed=done, total=total))
     result = study.present(scale, data)
-    if not scale.enough:
+    if not scale.enough and name not in ALONE:
         result.claims = [replace(claim, verdict="not run at this size") for claim in result.claims]
     progress.remove_task(task)
     paths = save_figure(result.figure, folder, name, formats=("png", "svg", "pdf"))

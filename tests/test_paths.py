@@ -28,7 +28,7 @@ def whole(clipper):
 def tiny_chunks(monkeypatch):
     """Cut at sizes that tests can afford."""
     monkeypatch.setattr(_inplace, "SLAB", 50)
-    monkeypatch.setattr("carryclip.torch._engine.CHUNK", 40)
+    monkeypatch.setattr("carryclip.torch._work.CHUNK", 40)
 
 
 def shapes():
@@ -72,7 +72,7 @@ def trace(region, carry, prepare, dtype=torch.float32, small=30, steps=8, **opti
 @pytest.mark.parametrize("way", [whole, as_on_a_device], ids=lambda f: f.__name__)
 def test_all_ways_lead_to_the_same(way, region, carry, dtype):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("carryclip.torch._engine.CHUNK", 10**9)
+        patch.setattr("carryclip.torch._work.CHUNK", 10**9)
         expected, figures, bad = trace(region, carry, in_pieces, dtype, small=0)
     actual, mine, blamed = trace(region, carry, way, dtype)
     narrow = dtype == torch.bfloat16

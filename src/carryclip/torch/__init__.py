@@ -14,8 +14,8 @@
 
 from carryclip.torch._advice import Advice
 from carryclip.torch._clipper import UClip
-from carryclip.torch._engine import NonFiniteGradientError
 from carryclip.torch._factory import uclipped
+from carryclip.torch._judge import NonFiniteGradientError
 from carryclip.torch._local import LocalUClip
 from carryclip.torch._watch import Metrics
 

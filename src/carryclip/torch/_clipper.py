@@ -183,10 +183,7 @@ class UClip:
 
     def nonfinite_parameters(self) -> dict[str, int]:
         """Which parameters had non-finite gradients, and in how many steps; waits for the device."""
-        if self._engine.bad_steps is None:
-            return {}
-        counts = self._engine.bad_steps.tolist()
-        return {leaf.name: count for leaf, count in zip(self._layout.leaves, counts, strict=False) if count}
+        return self._engine.judge.culprits(self._layout)
 
     def advise(self) -> Advice:
         """What the observed gradients say about clipping, and a line to paste; needs ``observe=True``."""
@@ -241,8 +238,7 @@ class UClip:
                 where = f"parameter {number}" if leaf is None else leaf.name
                 raise ValueError(f"The state does not fit these parameters: {where} is missing or has another shape.")
         home.state.clear()
-        self._engine.forget_clear()
-        self._engine.forget_news()
+        self._engine.forget()
         for number, entries in state.items():
             param = self._layout.leaves[number].param
             home.entries(param).update({k: v.to(param.device, copy=True) for k, v in entries.items()})
@@ -326,9 +322,8 @@ class UClip:
         home = self._engine.home
         if isinstance(home, OptimizerHome):
             home.forget(optimizer)
-        self._engine.bad_steps = None
-        self._engine.forget_clear()
-        self._engine.forget_news()
+        self._engine.judge.bad_steps = None
+        self._engine.forget()
         self._watch.reset()
         if marked:
             self._adopt_found(optimizer)

@@ -14,8 +14,9 @@ from carryclip.algorithm import NonFinite
 from carryclip.carry import CarryPolicy, check_policy
 from carryclip.torch import _layout, _targets
 from carryclip.torch._clipper import check_every
-from carryclip.torch._engine import Engine, Measured, NonFiniteGradientError, Report
+from carryclip.torch._engine import Engine, Measured, Report
 from carryclip.torch._hooks import Hooks
+from carryclip.torch._judge import NonFiniteGradientError
 from carryclip.torch._layout import Gradients, Leaf, RegionMap
 from carryclip.torch._stage import Stage
 from carryclip.torch._state import PREFIX, wide
@@ -129,8 +130,7 @@ class LocalUClip:
 
     def nonfinite_parameters(self) -> dict[str, int]:
         """Which parameters had non-finite gradients on this rank, and in how many passes; waits for the device."""
-        counts = [] if self._engine.bad_steps is None else self._engine.bad_steps.tolist()
-        return {leaf.name: count for leaf, count in zip(self._layout.leaves, counts, strict=False) if count}
+        return self._engine.judge.culprits(self._layout)
 
     def remove(self) -> None:
         """Clip no more. DDP cannot let go of a communication hook: it goes on averaging."""
@@ -191,7 +191,7 @@ class LocalUClip:
         else:
             self._take({number: _mean_carry(states, number) for number in states[0]["state"]})
             self._stage.ledger.steps = int(next(iter(states[0]["groups"])).get(f"{PREFIX}steps", 0))
-        self._engine.forget_clear()
+        self._engine.forget()
         self._watch.reset()
 
     def _take(self, state: dict[int, dict[str, Tensor]]) -> None:

@@ -20,7 +20,10 @@ def sharded(rank, region, carry, optimizer, options):
             fully_shard(layer)
     fully_shard(net)
     opt = optimizer(net.parameters(), lr=0.05)
+    device_path = options.pop("device_path", False)
     clipper = UClip(opt, region, carry, metrics_every=1, **options)
+    if device_path:
+        clipper._engine._on_host = lambda gradients: False
     told = []
     for inputs, targets in batches(rank):
         opt.zero_grad()
@@ -32,11 +35,15 @@ def sharded(rank, region, carry, optimizer, options):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
-def test_fsdp2_gives_what_one_process_gives(ranks, kind, optimizer):
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [(torch.optim.SGD, {}), (torch.optim.AdamW, {}), (torch.optim.AdamW, {"device_path": True})],
+    ids=["SGD", "AdamW", "as on a GPU"],
+)
+def test_fsdp2_gives_what_one_process_gives(ranks, kind, optimizer, options):
     region, carry = KINDS[kind]
     params, carries, told = alone(region, carry, optimizer)
-    for rank, (found, kept, metrics) in enumerate(ranks.run(sharded, region, carry, optimizer, {})):
+    for rank, (found, kept, metrics) in enumerate(ranks.run(sharded, region, carry, optimizer, options)):
         exact = not isinstance(region, Norm)
         check_same(found, params, exact=exact)
         check_same(kept, carries, exact=exact)
@@ -113,13 +120,15 @@ def test_every_entry_counts_once_however_it_is_placed(ranks, how, kind):
 # ---------------------------------------------------------------------- bad gradients on one rank
 
 
-def spoiled(rank, region, nonfinite, optimizer, fused):
+def spoiled(rank, region, nonfinite, optimizer, fused, device_path=False):
     """FSDP2; in one step only rank 1's shard has a gradient that is not finite."""
     from torch.distributed.fsdp import fully_shard
 
     net = fully_shard(model())
     opt = optimizer(net.parameters(), lr=0.05, **({"fused": True} if fused else {}))
     clipper = UClip(opt, region, nonfinite=nonfinite, metrics_every=1)
+    if device_path:
+        clipper._engine._on_host = lambda gradients: False
     before, after, errors = [], [], []
     for step, (inputs, targets) in enumerate(batches(rank)):
         opt.zero_grad()
@@ -139,9 +148,9 @@ def spoiled(rank, region, nonfinite, optimizer, fused):
 
 
 @pytest.mark.parametrize("region", [Component(0.05), Norm(3.0)], ids=repr)
-@pytest.mark.parametrize("fused", [False, True])
-def test_all_ranks_skip_when_one_is_bad(ranks, region, fused):
-    results = ranks.run(spoiled, region, "skip", torch.optim.Adam if fused else torch.optim.SGD, fused)
+@pytest.mark.parametrize(("fused", "device_path"), [(False, False), (True, False), (True, True), (False, True)])
+def test_all_ranks_skip_when_one_is_bad(ranks, region, fused, device_path):
+    results = ranks.run(spoiled, region, "skip", torch.optim.Adam if fused else torch.optim.SGD, fused, device_path)
     for before, after, _, final, skipped, _ in results:
         check_same(after, before, exact=True)  # plain SGD with a zero gradient stands still too
         check_same(final, results[0][3], exact=True)

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from carryclip.algorithm import NonFinite
 from carryclip.carry import CarryPolicy, check_policy
 from carryclip.torch import _layout, _targets
+from carryclip.torch._backward import Average, Buckets, Passes
 from carryclip.torch._clipper import check_every
 from carryclip.torch._engine import Engine, Measured, Report
 from carryclip.torch._hooks import Hooks
@@ -21,8 +22,6 @@ from carryclip.torch._layout import Gradients, Leaf, RegionMap
 from carryclip.torch._stage import Stage
 from carryclip.torch._state import PREFIX, wide
 from carryclip.torch._watch import Metrics, Watch
-
-Average = Callable[[Any, dist.GradBucket], "torch.futures.Future[Tensor]"]
 
 
 class LocalUClip:
@@ -65,7 +64,7 @@ class LocalUClip:
         nonfinite: NonFinite = "skip",
         *,
         scaler: Any = None,
-        hook: Average | None = None,
+        hook: Callable[[Any, dist.GradBucket], Average] | None = None,
         hook_state: Any = None,
         metrics_every: int = 10,
     ) -> None:
@@ -88,13 +87,10 @@ class LocalUClip:
         self._engine = Engine(self._stage.trial, self._stage.trial_ledger, metrics_every)
         self._scaler = scaler
         self._measured: Measured | None = None
-        self._numbers = {leaf.param: leaf.number for leaf in self._layout.leaves}
         self._watch = Watch(self._stage.ledger, self.summary(), carry, quiet=False)
         self._hooks = Hooks(self, [self.optimizer], observe=False, saved=False)
-        self._handles: list[Any] = []
-        self._removed = False
-        self._task = -1
-        """The backward pass that was seen last."""
+        leaves, self._group, self._rank, self._size = self._layout.leaves, None, 0, 1
+        self._source: Buckets | Passes
         if isinstance(model, DistributedDataParallel):
             self._group: Any = model.process_group
             self._rank, self._size = dist.get_rank(self._group), dist.get_world_size(self._group)
@@ -102,17 +98,9 @@ class LocalUClip:
                 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
                 hook, hook_state = allreduce_hook, model.process_group
-            self._average = partial(hook, hook_state)
-            self._held: list[tuple[dist.GradBucket, Any]] = []
-            early = self._layout.leaves[-1].param  # the backward pass comes to it before a bucket is full
-            self._handles.append(early.register_hook(partial(self._refuse_second_pass, model, early)))
-            model.register_comm_hook(None, self._on_bucket)
+            self._source = Buckets(self, self._stage, leaves, model, partial(hook, hook_state))
         else:
-            self._rank, self._size = 0, 1
-            self._before: dict[int, Tensor | None] = {}
-            self._left: list[tuple[Tensor | None, int]] | None = None
-            for leaf in self._layout.leaves:
-                self._handles.append(leaf.param.register_hook(partial(self._on_arrival, leaf)))
+            self._source = Passes(self, self._stage, leaves)
 
     # ------------------------------------------------------------------ use
 
@@ -134,11 +122,9 @@ class LocalUClip:
 
     def remove(self) -> None:
         """Clip no more. DDP cannot let go of a communication hook: it goes on averaging."""
-        self._removed = True
         self._hooks.remove()
-        for handle in self._handles:
-            handle.remove()
-        _targets.release(self, list(self._numbers))
+        self._source.remove()
+        _targets.release(self, [leaf.param for leaf in self._layout.leaves])
 
     def summary(self) -> str:
         """One line: what is clipped, and to what."""
@@ -203,9 +189,9 @@ class LocalUClip:
             copies = {key: value.to(param.device, copy=True) for key, value in entries.items()}
             self._stage.kept.entries(param).update(copies)
 
-    # ------------------------------------------------------------------ clipping, as the hooks call it
+    # ------------------------------------------------------------------ what the backward pass calls
 
-    def _clip(self, gradients: Gradients, *, last: bool) -> Tensor | None:
+    def clip(self, gradients: Gradients, *, last: bool) -> Tensor | None:
         """Clip a backward pass or a part of it; whether it is bad here, None if it cannot be."""
         stage, step = self._stage, self._stage.ledger.steps
         self._engine.home, self._engine.ledger = stage.trial, stage.trial_ledger
@@ -219,101 +205,16 @@ class LocalUClip:
         every = self._engine.metrics_every
         return every > 0 and (self._stage.ledger.steps % every == 0 or self._watch.step < 0)
 
-    def _scale(self) -> Tensor | None:
+    @property
+    def needs_all(self) -> bool:
+        """Whether this pass must be seen as a whole: for a norm, metrics, or the tally of what is dropped."""
+        tallies = self._engine.metrics_every > 0 and self.carry_policy is not True
+        return tallies or self._measures() or any(rule.region.joint for rule in self._layout.rules)
+
+    @property
+    def loss_scale(self) -> Tensor | None:
+        """What the scaler has multiplied the gradients with."""
         return None if self._scaler is None or not self._scaler.is_enabled() else self._scaler._scale
-
-    def _on_bucket(self, state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """DDP has filled a bucket.
-
-        Coordinates are clipped at once, while the backward pass goes on. What needs the whole gradient (a norm,
-        metrics, the tally of what is dropped) waits for the last bucket, and so does sending.
-        """
-        if self._removed:
-            return self._average(bucket)
-        if bucket.index() == 0:
-            self._stage.begin()
-            self._task = _current_pass()
-            self._held = []
-        whole = self._measures() or any(rule.region.joint for rule in self._layout.rules)
-        whole = whole or (self._engine.metrics_every > 0 and self.carry_policy is not True)
-        if not whole:
-            self._clip_buckets([bucket], last=bucket.is_last())
-            return self._average(bucket)
-        if not bucket.is_last():
-            device = bucket.buffer().device
-            promise = torch.futures.Future(devices=[] if device.type == "cpu" else [device])
-            self._held.append((bucket, promise))
-            return promise
-        self._clip_buckets([*(held for held, _ in self._held), bucket], last=True)
-        for held, promise in self._held:
-            self._average(held).add_done_callback(partial(_fulfil, promise))
-        self._held = []
-        return self._average(bucket)
-
-    @torch.no_grad()
-    def _clip_buckets(self, buckets: list[dist.GradBucket], *, last: bool) -> None:
-        gradients: Gradients = [None] * len(self._layout.leaves)
-        scale = self._scale()
-        for bucket in buckets:
-            if scale is not None:
-                bucket.buffer().mul_(scale.double().reciprocal().to(bucket.buffer().dtype))
-            for param, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-                if param in self._numbers:
-                    gradients[self._numbers[param]] = gradient
-        bad = self._clip(gradients, last=last)
-        for bucket in buckets:
-            if scale is not None:
-                bucket.buffer().mul_(scale.to(bucket.buffer().dtype))
-        if bad is not None:
-            # The average will carry it to all ranks, which then skip together.
-            first = buckets[0].buffer()[:1]
-            first.add_(torch.where(bad.to(first.device, non_blocking=True), torch.nan, 0.0).to(first.dtype))
-
-    def _refuse_second_pass(self, model: DistributedDataParallel, param: Tensor, gradient: Tensor) -> None:
-        """A pass that is added to averaged gradients of another cannot be clipped by itself."""
-        new = self._stage.open and model.require_backward_grad_sync and self._task != _current_pass()
-        if new and param.grad is not None and bool(param.grad.any()):
-            raise RuntimeError(
-                "LocalUClip: a second backward pass before optimizer.step() would be added to gradients that are "
-                "averaged already. Run all passes but the last of a step inside `with model.no_sync():`, and call "
-                "optimizer.zero_grad() after each step."
-            )
-
-    # ------------------------------------------------------------------ one device
-
-    def _on_arrival(self, leaf: Leaf, gradient: Tensor) -> None:
-        """A parameter's gradient is about to be added to ``.grad``: put aside what is there already."""
-        if self._task != _current_pass():
-            self._task = _current_pass()
-            for number, kept in self._before.items():  # of a pass that has failed
-                self._layout.leaves[number].param.grad = kept  # type: ignore[assignment]
-            self._before = {}
-            torch.autograd.Variable._execution_engine.queue_callback(self._on_pass)  # type: ignore[attr-defined]
-            if not (self._stage.open and self._left is not None and _untouched(self._layout.leaves, self._left)):
-                self._stage.begin()
-        self._before[leaf.number] = leaf.param.grad
-        leaf.param.grad = None
-
-    @torch.no_grad()
-    def _on_pass(self) -> None:
-        """The backward pass is over: clip what it has brought and add it to the rest."""
-        before, self._before = self._before, {}
-        leaves = self._layout.leaves
-        gradients: Gradients = [leaf.param.grad if leaf.number in before else None for leaf in leaves]
-        scale, fresh = self._scale(), [gradient for gradient in gradients if gradient is not None]
-        if scale is not None:
-            torch._foreach_mul_(fresh, scale.double().reciprocal().float())
-        bad = self._clip(gradients, last=True) if fresh else None
-        if scale is not None:
-            torch._foreach_mul_(fresh, scale)
-        if bad is not None:
-            # So that it is still seen when more has been added.
-            fresh[0].add_(torch.where(bad.to(fresh[0].device, non_blocking=True), torch.nan, 0.0).to(fresh[0].dtype))
-        for leaf, brought in zip(leaves, gradients, strict=True):
-            added = before.get(leaf.number)
-            if added is not None:
-                leaf.param.grad = added if brought is None else added.add_(brought)
-        self._left = [(leaf.param.grad, -1 if leaf.param.grad is None else leaf.param.grad._version) for leaf in leaves]
 
     # ------------------------------------------------------------------ what the optimizer's hooks call
 
@@ -390,25 +291,6 @@ def _check_model(model: Any, leaves: list[Leaf]) -> None:
         )
     if leaves[0].sharded or any(leaf.sharded for leaf in leaves):
         raise TypeError("LocalUClip works with DistributedDataParallel; sharded parameters are clipped by UClip.")
-
-
-def _current_pass() -> int:
-    return torch._C._current_graph_task_id()  # type: ignore[attr-defined]
-
-
-def _fulfil(promise: Any, done: Any) -> None:
-    try:
-        promise.set_result(done.value())
-    except Exception as error:  # it belongs to whoever waits
-        promise.set_exception(error)
-
-
-def _untouched(leaves: list[Leaf], left: list[tuple[Tensor | None, int]]) -> bool:
-    """Whether gradients are as the last pass has left them, so that this one is added to them."""
-    return all(
-        leaf.param.grad is gradient and (gradient is None or gradient._version == version)
-        for leaf, (gradient, version) in zip(leaves, left, strict=True)
-    )
 
 
 def _mean_carry(states: list[dict[str, Any]], number: int) -> dict[str, Tensor]:

@@ -1,0 +1,196 @@
+"""Gradients of one backward pass by itself: where they come from, and how they go on when they are clipped."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from carryclip.torch._layout import Gradients, Leaf
+from carryclip.torch._stage import Stage
+
+Average = torch.futures.Future[Tensor]
+"""A bucket that is being averaged."""
+
+
+class Clipper(Protocol):
+    """What a source of gradients asks of the clipper."""
+
+    def clip(self, gradients: Gradients, *, last: bool) -> Tensor | None:
+        """Clip in place; whether they are bad, None if they cannot be."""
+        ...
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether this pass must be seen as a whole."""
+        ...
+
+    @property
+    def loss_scale(self) -> Tensor | None:
+        """What gradients are multiplied with."""
+        ...
+
+
+class Buckets:
+    """DDP's buckets, through its communication hook.
+
+    Coordinates are clipped at once, while the backward pass goes on. What needs the whole gradient waits for the last
+    bucket, and so does sending. DDP lays its buckets out anew after the first pass, so parameters are what counts.
+    """
+
+    def __init__(
+        self,
+        clipper: Clipper,
+        stage: Stage,
+        leaves: list[Leaf],
+        model: DistributedDataParallel,
+        average: Callable[[dist.GradBucket], Average],
+    ) -> None:
+        self.clipper = clipper
+        self.stage = stage
+        self.numbers = {leaf.param: leaf.number for leaf in leaves}
+        self.model = model
+        self.average = average
+        self._held: list[tuple[dist.GradBucket, Any]] = []
+        self._pass = -1
+        self._removed = False
+        early = leaves[-1].param  # the backward pass comes to it before a bucket is full
+        self._handle = early.register_hook(partial(self._refuse_second_pass, early))
+        model.register_comm_hook(None, self._on_bucket)
+
+    def remove(self) -> None:
+        """Only average from now on; DDP cannot let go of a hook."""
+        self._removed = True
+        self._handle.remove()
+
+    def _on_bucket(self, state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        if self._removed:
+            return self.average(bucket)
+        if bucket.index() == 0:
+            self.stage.begin()
+            self._pass = _current_pass()
+            self._held = []
+        if not self.clipper.needs_all:
+            self._clip([bucket], last=bucket.is_last())
+            return self.average(bucket)
+        if not bucket.is_last():
+            device = bucket.buffer().device
+            promise = torch.futures.Future(devices=[] if device.type == "cpu" else [device])
+            self._held.append((bucket, promise))
+            return promise
+        self._clip([*(held for held, _ in self._held), bucket], last=True)
+        for held, promise in self._held:
+            self.average(held).add_done_callback(partial(_fulfil, promise))
+        self._held = []
+        return self.average(bucket)
+
+    @torch.no_grad()
+    def _clip(self, buckets: list[dist.GradBucket], *, last: bool) -> None:
+        gradients: Gradients = [None] * len(self.numbers)
+        for bucket in buckets:
+            for param, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+                if param in self.numbers:
+                    gradients[self.numbers[param]] = gradient
+        # The average carries a bad gradient to all ranks, which then skip together.
+        _clip_unscaled(self.clipper, gradients, [bucket.buffer() for bucket in buckets], last=last)
+
+    def _refuse_second_pass(self, param: Tensor, gradient: Tensor) -> None:
+        """A pass that is added to averaged gradients of another cannot be clipped by itself."""
+        new = self.stage.open and self.model.require_backward_grad_sync and self._pass != _current_pass()
+        if new and param.grad is not None and bool(param.grad.any()):
+            raise RuntimeError(
+                "LocalUClip: a second backward pass before optimizer.step() would be added to gradients that are "
+                "averaged already. Run all passes but the last of a step inside `with model.no_sync():`, and call "
+                "optimizer.zero_grad() after each step."
+            )
+
+
+class Passes:
+    """Backward passes on one device, each clipped before it is added to ``.grad``.
+
+    While one is under way, what was there is put aside; when it is over, what it has brought is clipped and added.
+    """
+
+    def __init__(self, clipper: Clipper, stage: Stage, leaves: list[Leaf]) -> None:
+        self.clipper = clipper
+        self.stage = stage
+        self.leaves = leaves
+        self._aside: dict[int, Tensor | None] = {}
+        self._left: list[tuple[Tensor | None, int]] | None = None
+        """The gradients as the last pass has left them, and how often each was written."""
+        self._pass = -1
+        self._handles = [leaf.param.register_hook(partial(self._on_arrival, leaf)) for leaf in leaves]
+
+    def remove(self) -> None:
+        """Let gradients be added as they are."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _on_arrival(self, leaf: Leaf, gradient: Tensor) -> None:
+        """A parameter's gradient is about to be added."""
+        if self._pass != _current_pass():
+            self._pass = _current_pass()
+            for number, kept in self._aside.items():  # of a pass that has failed
+                self.leaves[number].param.grad = kept  # type: ignore[assignment]
+            self._aside = {}
+            torch.autograd.Variable._execution_engine.queue_callback(self._on_end)  # type: ignore[attr-defined]
+            if not (self.stage.open and self._is_continued()):
+                self.stage.begin()
+        self._aside[leaf.number] = leaf.param.grad
+        leaf.param.grad = None
+
+    def _is_continued(self) -> bool:
+        """Whether gradients are as the last pass has left them, so that this one is added to them."""
+        return self._left is not None and all(
+            leaf.param.grad is gradient and (gradient is None or gradient._version == version)
+            for leaf, (gradient, version) in zip(self.leaves, self._left, strict=True)
+        )
+
+    @torch.no_grad()
+    def _on_end(self) -> None:
+        """The backward pass is over."""
+        aside, self._aside = self._aside, {}
+        gradients: Gradients = [leaf.param.grad if leaf.number in aside else None for leaf in self.leaves]
+        brought = [gradient for gradient in gradients if gradient is not None]
+        if brought:
+            _clip_unscaled(self.clipper, gradients, brought, last=True)
+        for leaf, gradient in zip(self.leaves, gradients, strict=True):
+            there = aside.get(leaf.number)
+            if there is not None:
+                leaf.param.grad = there if gradient is None else there.add_(gradient)
+        now = [leaf.param.grad for leaf in self.leaves]
+        self._left = [(gradient, -1 if gradient is None else gradient._version) for gradient in now]
+
+
+def _clip_unscaled(clipper: Clipper, gradients: Gradients, memory: list[Tensor], *, last: bool) -> None:
+    """Clip gradients at their true size; ``memory`` is where they lie.
+
+    One that is bad leaves a NaN in it, which is still seen when others have been added or averaged.
+    """
+    scale = clipper.loss_scale
+    if scale is not None:
+        inverse = scale.double().reciprocal()
+        for part in memory:
+            part.mul_(inverse.to(part.device, part.dtype, non_blocking=True))
+    bad = clipper.clip(gradients, last=last)
+    if scale is not None:
+        for part in memory:
+            part.mul_(scale.to(part.device, part.dtype, non_blocking=True))
+    if bad is not None:
+        first = memory[0].view(-1)[:1] if memory[0].is_contiguous() else memory[0]
+        first.add_(torch.where(bad.to(first.device, non_blocking=True), torch.nan, 0.0).to(first.dtype))
+
+
+def _current_pass() -> int:
+    """A number that each backward pass has for itself."""
+    return torch._C._current_graph_task_id()  # type: ignore[attr-defined]
+
+
+def _fulfil(promise: Any, done: Any) -> None:
+    try:
+        promise.set_result(done.value())
+    except Exception as error:  # it belongs to whoever waits
+        promise.set_exception(error)

@@ -19,7 +19,7 @@ from carryclip.experiments.records import FAULTS
 from carryclip.experiments.store import Store
 
 HERE = Path(__file__).parent
-KILLS = int(os.environ.get("CARRYCLIP_KILLS", "8"))
+KILLS = int(os.environ.get("CARRYCLIP_KILLS", "4"))
 """50 in a long test; a few are enough to see that nothing has broken."""
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 SUPERVISE = """
@@ -108,7 +108,7 @@ def test_a_study_runs_to_its_end_and_a_second_time_has_nothing_to_do(tmp_path, s
         ("fail", "crashed", "LookupError: no such <radius>", {}),
         ("segfault", "crashed", "SIGSEGV", {}),
         ("leave", "crashed", "SystemExit: usage", {}),
-        ("hang", "timeout", "Stopped after 20 s", {"timeout": 20.0}),
+        ("hang", "timeout", "Stopped after 12 s", {"timeout": 12.0}),
         ("devour", "oom", "allocate", {"memory": 3.0}),
     ],
 )

@@ -108,7 +108,7 @@ def test_a_study_runs_to_its_end_and_a_second_time_has_nothing_to_do(tmp_path, s
         ("fail", "crashed", "LookupError: no such <radius>", {}),
         ("segfault", "crashed", "SIGSEGV", {}),
         ("leave", "crashed", "SystemExit: usage", {}),
-        ("hang", "timeout", "Stopped after 12 s", {"timeout": 12.0}),
+        ("hang", "timeout", "Stopped after 20 s", {"timeout": 20.0}),
         ("devour", "oom", "allocate", {"memory": 3.0}),
     ],
 )

@@ -359,3 +359,74 @@ def test_what_cannot_be_is_refused():
         UClip(opt, Norm(1.0))
     clipper.remove()
     UClip(opt, Norm(1.0), Gated())
+
+
+# ---------------------------------------------------------------------- around the model
+
+
+def spoiled_beside(rank):
+    """A group is left alone, and a clipped one is bad on one rank."""
+    net = wrap()
+    params = list(net.parameters())
+    opt = torch.optim.SGD([{"params": params[:2]}, {"params": params[2:]}], lr=0.01)
+    clipper = LocalUClip(net, opt, {0: Component(0.05), 1: None})
+    loss_of(net, batch(rank, 0)).backward()
+    opt.step()
+    opt.zero_grad()
+    before = [clipper.carry(p).clone() for p in params[:2]]
+    handle = params[0].register_hook(lambda g: g * torch.inf) if rank == 1 else None
+    loss_of(net, batch(rank, 1)).backward()
+    opt.step()
+    if handle is not None:
+        handle.remove()
+    same = all(torch.equal(clipper.carry(p), was) for p, was in zip(params[:2], before, strict=True))
+    return same, all(p.isfinite().all() for p in params), clipper.metrics()["skipped_steps"]
+
+
+def test_a_bad_gradient_is_seen_beside_parameters_left_alone(ranks):
+    assert ranks.run(spoiled_beside) == [(True, True, 1.0)] * 2
+
+
+def wrapped(rank, how):
+    net = wrap()
+    outer = {"compiled": torch.compile(net), "inside": nn.Sequential(net), "bare": net}[how]
+    opt = torch.optim.SGD(net.parameters(), lr=0.01)
+    LocalUClip(outer, opt, Component(0.05))
+    loss_of(net, batch(rank, 0)).backward()
+    return max(float(p.grad.abs().max()) for p in net.parameters())
+
+
+@pytest.mark.parametrize("how", ["bare", "inside", "compiled"])
+def test_ddp_is_found_inside_what_wraps_it(ranks, how):
+    assert all(largest <= 0.05 for largest in ranks.run(wrapped, how))
+
+
+def forgotten(rank):
+    import gc
+    import weakref
+
+    net = wrap()
+    opt = torch.optim.SGD(net.parameters(), lr=0.01)
+    LocalUClip(net, opt, Norm(0.3))
+    loss_of(net, batch(rank, 0)).backward()
+    opt.step()
+    gone = weakref.ref(net.module)
+    del net, opt
+    gc.collect()
+    return gone() is None
+
+
+def test_a_model_can_be_forgotten(ranks):
+    assert ranks.run(forgotten) == [True, True]
+
+
+def test_frozen_parameters_are_left_out():
+    net = model()
+    net[4].bias.requires_grad_(False)
+    net[0].weight.requires_grad_(False)
+    opt = torch.optim.SGD(net.parameters(), lr=0.02)
+    clipper = LocalUClip(net, opt, Component(0.05))
+    loss_of(net, batch(0, 0)).backward()
+    opt.step()
+    assert not clipper.carry(net[0].weight).any()
+    assert clipper.carry(net[0].bias).any() or clipper.carry(net[2].weight).any()

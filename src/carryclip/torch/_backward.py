@@ -1,5 +1,6 @@
 """Gradients of one backward pass by itself: where they come from, and how they go on when they are clipped."""
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -52,12 +53,14 @@ class Buckets:
         self.clipper = clipper
         self.stage = stage
         self.numbers = {leaf.param: leaf.number for leaf in leaves}
-        self.model = model
+        # DDP holds its hook where no garbage collector sees it, so the hook must not hold DDP.
+        self.model = weakref.ref(model)
         self.average = average
         self._held: list[tuple[dist.GradBucket, Any]] = []
         self._pass = -1
         self._removed = False
-        early = leaves[-1].param  # the backward pass comes to it before a bucket is full
+        # The backward pass comes to it before a bucket is full.
+        early = [leaf.param for leaf in leaves if leaf.param.requires_grad][-1]
         self._handle = early.register_hook(partial(self._refuse_second_pass, early))
         model.register_comm_hook(None, self._on_bucket)
 
@@ -99,7 +102,9 @@ class Buckets:
 
     def _refuse_second_pass(self, param: Tensor, gradient: Tensor) -> None:
         """A pass that is added to averaged gradients of another cannot be clipped by itself."""
-        new = self.stage.open and self.model.require_backward_grad_sync and self._pass != _current_pass()
+        model = self.model()
+        new = model is not None and model.require_backward_grad_sync
+        new = new and self.stage.open and self._pass != _current_pass()
         if new and param.grad is not None and bool(param.grad.any()):
             raise RuntimeError(
                 "LocalUClip: a second backward pass before optimizer.step() would be added to gradients that are "
@@ -122,7 +127,9 @@ class Passes:
         self._left: list[tuple[Tensor | None, int]] | None = None
         """The gradients as the last pass has left them, and how often each was written."""
         self._pass = -1
-        self._handles = [leaf.param.register_hook(partial(self._on_arrival, leaf)) for leaf in leaves]
+        self._handles = [
+            leaf.param.register_hook(partial(self._on_arrival, leaf)) for leaf in leaves if leaf.param.requires_grad
+        ]
 
     def remove(self) -> None:
         """Let gradients be added as they are."""
@@ -180,7 +187,9 @@ def _clip_unscaled(clipper: Clipper, gradients: Gradients, memory: list[Tensor],
         for part in memory:
             part.mul_(scale.to(part.device, part.dtype, non_blocking=True))
     if bad is not None:
-        first = memory[0].view(-1)[:1] if memory[0].is_contiguous() else memory[0]
+        # In a gradient that is clipped: a bucket also has those of parameters that nobody looks at before the step.
+        first = next(gradient for gradient in gradients if gradient is not None and gradient.numel())
+        first = first.view(-1)[:1] if first.is_contiguous() else first
         first.add_(torch.where(bad.to(first.device, non_blocking=True), torch.nan, 0.0).to(first.dtype))
 
 

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from carryclip.algorithm import NonFinite
 from carryclip.carry import CarryPolicy, check_policy
+from carryclip.diagnosis import warn_user
 from carryclip.torch import _layout, _targets
 from carryclip.torch._backward import Average, Buckets, Passes
 from carryclip.torch._clipper import check_every
@@ -79,7 +80,7 @@ class LocalUClip:
         # An error on one rank would leave the others waiting, so all of them learn of it and raise at the step.
         inner: NonFinite = "skip" if nonfinite == "raise" else nonfinite
         self._layout = _layout.build(self.optimizer.param_groups, self.regions, carry, inner)
-        _check_model(model, self._layout.leaves)
+        model = _check_model(model, self._layout.leaves)
         if hook is not None and not isinstance(model, DistributedDataParallel):
             raise TypeError("hook is for a DistributedDataParallel; this is a module on one device.")
         _targets.claim(self, [leaf.param for leaf in self._layout.leaves], watch_only=False)
@@ -89,8 +90,15 @@ class LocalUClip:
         self._measured: Measured | None = None
         self._watch = Watch(self._stage.ledger, self.summary(), carry, quiet=False)
         self._hooks = Hooks(self, [self.optimizer], observe=False, saved=False)
+        self._source: Buckets | Passes | None = None
+        try:
+            self._connect(model, hook, hook_state)
+        except BaseException:
+            self.remove()
+            raise
+
+    def _connect(self, model: nn.Module, hook: Any, hook_state: Any) -> None:
         leaves, self._group, self._rank, self._size = self._layout.leaves, None, 0, 1
-        self._source: Buckets | Passes
         if isinstance(model, DistributedDataParallel):
             self._group: Any = model.process_group
             self._rank, self._size = dist.get_rank(self._group), dist.get_world_size(self._group)
@@ -123,7 +131,8 @@ class LocalUClip:
     def remove(self) -> None:
         """Clip no more. DDP cannot let go of a communication hook: it goes on averaging."""
         self._hooks.remove()
-        self._source.remove()
+        if self._source is not None:
+            self._source.remove()
         _targets.release(self, [leaf.param for leaf in self._layout.leaves])
 
     def summary(self) -> str:
@@ -279,9 +288,19 @@ def _checked(optimizer: Any) -> tuple[list[Optimizer], list[Any], Any]:
     return optimizers, groups, split
 
 
-def _check_model(model: Any, leaves: list[Leaf]) -> None:
+def _check_model(model: Any, leaves: list[Leaf]) -> nn.Module:
+    """The model, or the DDP inside it: what DDP averages must be clipped by its own hook."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"LocalUClip needs the model first: LocalUClip(model, optimizer, region); got {model!r:.80}.")
+    if not any(leaf.param.requires_grad for leaf in leaves):
+        raise ValueError("All parameters of the optimizer are frozen: there is nothing to clip.")
+    inside = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+    model = inside[0] if inside else model
+    if not inside and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        warn_user(
+            "LocalUClip got a module without DistributedDataParallel, so each backward pass on this process is clipped "
+            "by itself. If DDP wraps it, pass the wrapped one: DDP would write over what is clipped."
+        )
     own = set(model.parameters())
     foreign = [leaf.name for leaf in leaves if leaf.param not in own]
     if foreign:
@@ -291,6 +310,7 @@ def _check_model(model: Any, leaves: list[Leaf]) -> None:
         )
     if leaves[0].sharded or any(leaf.sharded for leaf in leaves):
         raise TypeError("LocalUClip works with DistributedDataParallel; sharded parameters are clipped by UClip.")
+    return model
 
 
 def _mean_carry(states: list[dict[str, Any]], number: int) -> dict[str, Tensor]:

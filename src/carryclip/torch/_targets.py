@@ -49,6 +49,8 @@ def parse(target: Any) -> tuple[list[Optimizer], list[Group], Any]:
     if all(isinstance(item, Optimizer) or hasattr(item, "param_groups") for item in items):
         if len({id(item) for item in items}) < len(items):
             raise ValueError("The same optimizer is in the list twice.")
+        if any(isinstance(item, Optimizer) and _inside_zero(item) is not None for item in items):
+            raise TypeError("A ZeroRedundancyOptimizer is clipped by itself: write UClip(zero, region), not a list.")
         return [_hookable(item) for item in items], [], None
     return [], _groups(items), None
 

@@ -430,3 +430,70 @@ def test_frozen_parameters_are_left_out():
     opt.step()
     assert not clipper.carry(net[0].weight).any()
     assert clipper.carry(net[0].bias).any() or clipper.carry(net[2].weight).any()
+
+
+def unused(rank):
+    """A parameter that no rank uses keeps its carry."""
+    chosen, net = ["a", "b"], Pair()
+    model = DistributedDataParallel(net, find_unused_parameters=True)
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    clipper = LocalUClip(model, opt, Component(1.0))
+    carries = []
+    for names in (chosen, ["a"], ["a"], chosen):
+        opt.zero_grad()
+        (5.0 * model(names)).backward()
+        opt.step()
+        carries.append(clipper.carry(net.b.weight).item())
+    return carries
+
+
+class Pair(nn.Module):
+    """Two layers, of which a pass uses some."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(1, 1, False), nn.Linear(1, 1, False)
+
+    def forward(self, names):
+        return sum(getattr(self, name)(torch.ones(1, 1)) for name in names).sum()
+
+
+def test_a_parameter_that_no_rank_uses_keeps_its_carry(ranks):
+    assert ranks.run(unused) == [[4.0, 4.0, 4.0, 8.0]] * 2
+
+
+def test_reentrant_checkpointing_is_refused():
+    from torch.utils.checkpoint import checkpoint
+
+    first, middle, last = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
+    net = nn.ModuleList([first, middle, last])
+    LocalUClip(net, torch.optim.SGD(net.parameters(), lr=0.1), Component(1.0))
+    with pytest.raises(RuntimeError, match="use_reentrant=False"):
+        last(checkpoint(middle, first(torch.ones(1, 2)), use_reentrant=True)).sum().backward()
+
+
+def test_gradients_written_between_passes_are_added_to():
+    net = nn.Linear(1, 1, bias=False)
+    opt = torch.optim.SGD(net.parameters(), lr=0.1)
+    clipper = LocalUClip(net, opt, Component(1.0))
+    for _ in range(2):
+        net(torch.full((1, 1), 3.0)).sum().backward()
+        net.weight.grad.mul_(1.0)
+    assert net.weight.grad.item() == 2.0
+    opt.step()
+    assert clipper.carry(net.weight).item() == 4.0
+
+
+def test_a_state_that_does_not_fit_changes_nothing():
+    net = model()
+    opt = torch.optim.SGD(net.parameters(), lr=0.02)
+    clipper = LocalUClip(net, opt, Component(0.05))
+    loss_of(net, batch(0, 0)).backward()
+    opt.step()
+    saved = copy.deepcopy(clipper.state_dict())
+    saved["state"][0]["uclip_carry"] = torch.zeros(1)
+    before = [clipper.carry(p).clone() for p in net.parameters()]
+    with pytest.raises(ValueError, match="another shape"):
+        clipper.load_state_dict(saved)
+    check_same([clipper.carry(p) for p in net.parameters()], before, exact=True)

@@ -61,7 +61,7 @@ class Buckets:
         self._removed = False
         # The backward pass comes to it before a bucket is full.
         early = [leaf.param for leaf in leaves if leaf.param.requires_grad][-1]
-        self._handle = early.register_hook(partial(self._refuse_second_pass, early))
+        self._handle = early.register_hook(self._refuse_second_pass)
         model.register_comm_hook(None, self._on_bucket)
 
     def remove(self) -> None:
@@ -73,6 +73,11 @@ class Buckets:
         if self._removed:
             return self.average(bucket)
         if bucket.index() == 0:
+            if getattr(getattr(self.model(), "_join_config", None), "enable", False):
+                raise RuntimeError(
+                    "LocalUClip does not work inside model.join(): a rank that has run out of data would go on paying "
+                    "its carry. Give every rank the same number of batches."
+                )
             self.stage.begin()
             self._pass = _current_pass()
             self._held = []
@@ -100,12 +105,12 @@ class Buckets:
         # The average carries a bad gradient to all ranks, which then skip together.
         _clip_unscaled(self.clipper, gradients, [bucket.buffer() for bucket in buckets], last=last)
 
-    def _refuse_second_pass(self, param: Tensor, gradient: Tensor) -> None:
+    def _refuse_second_pass(self, gradient: Tensor) -> None:
         """A pass that is added to averaged gradients of another cannot be clipped by itself."""
         model = self.model()
         new = model is not None and model.require_backward_grad_sync
         new = new and self.stage.open and self._pass != _current_pass()
-        if new and param.grad is not None and bool(param.grad.any()):
+        if new and any(each.grad is not None and bool(each.grad.any()) for each in self.numbers):
             raise RuntimeError(
                 "LocalUClip: a second backward pass before optimizer.step() would be added to gradients that are "
                 "averaged already. Run all passes but the last of a step inside `with model.no_sync():`, and call "
@@ -138,27 +143,41 @@ class Passes:
 
     def _on_arrival(self, leaf: Leaf, gradient: Tensor) -> None:
         """A parameter's gradient is about to be added."""
-        if self._pass != _current_pass():
-            self._pass = _current_pass()
-            for number, kept in self._aside.items():  # of a pass that has failed
-                self.leaves[number].param.grad = kept  # type: ignore[assignment]
-            self._aside = {}
-            torch.autograd.Variable._execution_engine.queue_callback(self._on_end)  # type: ignore[attr-defined]
+        now = _current_pass()
+        if now < self._pass:
+            raise RuntimeError(_NESTED)
+        if now > self._pass:
+            self._pass = now
+            self._forget_failed()
+            engine: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+            engine.queue_callback(partial(self._on_end, now))
             if not (self.stage.open and self._is_continued()):
                 self.stage.begin()
         self._aside[leaf.number] = leaf.param.grad
         leaf.param.grad = None
 
+    def _forget_failed(self) -> None:
+        """Put back what a pass that has failed found, unless ``zero_grad()`` has been called since."""
+        failed, self._aside = self._aside, {}
+        if any(self.leaves[number].param.grad is not None for number in failed):
+            for number, kept in failed.items():
+                self.leaves[number].param.grad = kept  # type: ignore[assignment]
+
     def _is_continued(self) -> bool:
-        """Whether gradients are as the last pass has left them, so that this one is added to them."""
-        return self._left is not None and all(
+        """Whether this pass is added to the last one: gradients are as that has left them, or at least not zero."""
+        pairs = list(zip(self.leaves, self._left or [], strict=False))
+        if pairs and all(
             leaf.param.grad is gradient and (gradient is None or gradient._version == version)
-            for leaf, (gradient, version) in zip(self.leaves, self._left, strict=True)
-        )
+            for leaf, (gradient, version) in pairs
+        ):
+            return True
+        return any(leaf.param.grad is not None and bool(leaf.param.grad.any()) for leaf in self.leaves)
 
     @torch.no_grad()
-    def _on_end(self) -> None:
+    def _on_end(self, ended: int) -> None:
         """The backward pass is over."""
+        if ended != self._pass:
+            raise RuntimeError(_NESTED)
         aside, self._aside = self._aside, {}
         gradients: Gradients = [leaf.param.grad if leaf.number in aside else None for leaf in self.leaves]
         brought = [gradient for gradient in gradients if gradient is not None]
@@ -170,6 +189,12 @@ class Passes:
                 leaf.param.grad = there if gradient is None else there.add_(gradient)
         now = [leaf.param.grad for leaf in self.leaves]
         self._left = [(gradient, -1 if gradient is None else gradient._version) for gradient in now]
+
+
+_NESTED = (
+    "LocalUClip: one backward pass runs inside another, as reentrant checkpointing does, so neither can be clipped by "
+    "itself. Use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)."
+)
 
 
 def _clip_unscaled(clipper: Clipper, gradients: Gradients, memory: list[Tensor], *, last: bool) -> None:

@@ -14,6 +14,7 @@ from carryclip.algorithm import NonFinite
 from carryclip.carry import CarryPolicy, check_policy
 from carryclip.diagnosis import warn_user
 from carryclip.torch import _layout, _targets
+from carryclip.torch._adopt import take_over
 from carryclip.torch._backward import Average, Buckets, Passes
 from carryclip.torch._clipper import check_every
 from carryclip.torch._engine import Engine, Measured, Report
@@ -177,24 +178,35 @@ class LocalUClip:
                 f"This is the state of rank {states[0]['rank']} of {states[0]['size']}, and this is rank {self._rank} "
                 f"of {self._size}. Load the file of this rank, or one made by gathered_state_dict()."
             )
+        state = mine[0]["state"] if mine else {n: _mean_carry(states, n) for n in states[0]["state"]}
+        self._check_shapes(state)
         self._stage.drop()
-        self._stage.kept.state.clear()
+        for home in (self._stage.kept, self._stage.trial):
+            home.state.clear()
         self._stage.ledger.reset()
+        self._take(state)
         if mine:
-            self._take(mine[0]["state"])
-            self._stage.ledger.read(mine[0]["groups"], self._layout.groups)
+            groups = mine[0]["groups"]
+            take_over(
+                self._layout, self._stage.ledger, self._stage.kept, self._layout.leaves, groups, self._layout.groups,
+                self.summary(),
+            )  # fmt: skip
         else:
-            self._take({number: _mean_carry(states, number) for number in states[0]["state"]})
             self._stage.ledger.steps = int(next(iter(states[0]["groups"])).get(f"{PREFIX}steps", 0))
         self._engine.forget()
         self._watch.reset()
 
+    def _check_shapes(self, state: dict[int, dict[str, Tensor]]) -> None:
+        leaves = self._layout.leaves
+        for number, entries in state.items():
+            carry = entries.get(PREFIX + "carry")
+            if number >= len(leaves) or (carry is not None and carry.shape != leaves[number].param.shape):
+                where = f"parameter {number}" if number >= len(leaves) else leaves[number].name
+                raise ValueError(f"The state does not fit: {where} is missing or has another shape.")
+
     def _take(self, state: dict[int, dict[str, Tensor]]) -> None:
         for number, entries in state.items():
             param = self._layout.leaves[number].param
-            carry = entries.get(PREFIX + "carry")
-            if carry is not None and carry.shape != param.shape:
-                raise ValueError(f"The state does not fit: {self._layout.leaves[number].name} has another shape.")
             copies = {key: value.to(param.device, copy=True) for key, value in entries.items()}
             self._stage.kept.entries(param).update(copies)
 
@@ -249,7 +261,8 @@ class LocalUClip:
         if stage.open and known:
             stage.drop()
         elif stage.open:
-            stage.keep(None if known is False or skip is None else skip)
+            idle = [leaf.param for leaf in self._layout.leaves if leaf.param.grad is None]
+            stage.keep(None if known is False or skip is None else skip, idle)
         ledger = stage.ledger
         ledger.steps += 1
         if skip is not None:

@@ -43,9 +43,17 @@ class Stage:
         self.open = False
 
     @torch.no_grad()
-    def keep(self, unless: Tensor | None) -> None:
-        """Make it count, unless this is true; None where it is known to count."""
+    def keep(self, unless: Tensor | None, idle: list[Tensor]) -> None:
+        """Make it count, unless this is true; None where it is known to count.
+
+        ``idle`` are parameters without a gradient: what was sent on their behalf went nowhere, so they keep what they
+        had. DDP shows a parameter to its hook even if no rank has used it.
+        """
         self.open = False
+        for param in idle:
+            self.trial.state.pop(param, None)
+            if param in self.kept.state:
+                self.trial.state[param] = {key: value.clone() for key, value in self.kept.state[param].items()}
         if unless is None:
             self.kept, self.trial = self.trial, self.kept
             self.ledger.follow(self.trial_ledger, counts=False)

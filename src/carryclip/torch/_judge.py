@@ -89,21 +89,29 @@ class Judge:
         if layout.spread is not None and talks:
             if bad is None and any(rule.can_reject for rule in layout.rules):
                 bad = False if work.host else torch.zeros((), dtype=torch.bool, device=device)
+            if layout.spread.whole:  # norms that only this rank knows
+                bad = self._overflows(layout, {n: each for n, each in totals.items() if each.single}, bad, work)
             bad, outside, totals, news = self.exchange.meet(layout.spread, bad, outside, totals, device, host=work.host)
         if bad is None:
             return outside, totals, news
-        for number, part in totals.items():
-            if layout.rules[number].can_reject:
-                if work.host:
-                    bad = bad or not all(map(math.isfinite, part.sums.total_sq.tolist()))
-                else:
-                    bad = bad | ~torch.all(torch.isfinite(part.sums.total_sq))
+        bad = self._overflows(layout, totals, bad, work)
         if layout.rules[0].nonfinite == "raise":
             guilty = bad if outside is None else bad & ~outside
             if bool(guilty):
                 raise self._complaint(layout, work, judged, step, device)
         bad = _ANSWERS[bad] if work.host else bad
         return (bad if outside is None else bad | outside), totals, news
+
+    @staticmethod
+    def _overflows(layout: Layout, totals: dict[int, Totals], bad: Any, work: Work) -> Any:
+        """``bad``, or whether one of these norms is not finite."""
+        for number, part in totals.items():
+            if layout.rules[number].can_reject:
+                if work.host:
+                    bad = bad or not all(map(math.isfinite, part.sums.total_sq.tolist()))
+                else:
+                    bad = bad | ~torch.all(torch.isfinite(part.sums.total_sq))
+        return bad
 
     def _complaint(self, layout: Layout, work: Work, judged: list[Part], step: int, device: torch.device) -> Exception:
         numbers, flags = self._culprits(layout, work, judged, device)

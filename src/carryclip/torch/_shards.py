@@ -120,8 +120,14 @@ def _ranks(mesh: Any) -> list[int]:
 def _spanning(meshes: list[Any]) -> Any:
     """The mesh that has all ranks of the others: one of them, or the one they were cut from."""
     wanted = {rank for mesh in meshes for rank in _ranks(mesh)}
-    roots = [mesh._get_root_mesh() for mesh in meshes if hasattr(mesh, "_get_root_mesh")]
-    for mesh in meshes + roots:
+    for mesh in meshes:
+        if wanted <= set(_ranks(mesh)):
+            return mesh
+    # Along a dimension that none of them has, such as the stages of a pipeline, are other parameters.
+    root = meshes[0]._get_root_mesh() if hasattr(meshes[0], "_get_root_mesh") else None
+    used = {name for mesh in meshes for name in mesh.mesh_dim_names or ()}
+    if root is not None and used and used <= set(root.mesh_dim_names or ()):
+        mesh = root[tuple(name for name in root.mesh_dim_names if name in used)]
         if wanted <= set(_ranks(mesh)):
             return mesh
     raise ValueError(

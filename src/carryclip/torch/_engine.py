@@ -17,10 +17,7 @@ from carryclip.torch import _compiled, _inplace
 from carryclip.torch._compiled import CompileMode, NotCompiledError
 from carryclip.torch._exchange import News
 from carryclip.torch._inplace import Slab, UnsuitableError
-from carryclip.torch._jobs import (
-    Job,
-    Piece,
-)
+from carryclip.torch._jobs import Job, Piece
 from carryclip.torch._judge import Judge
 from carryclip.torch._layout import Gradients, Layout, Leaf
 from carryclip.torch._namespace import xp

@@ -53,11 +53,10 @@ class Exchange:
         self, spread: Spread, bad: Any, outside: Any, totals: dict[int, Totals], device: torch.device, *, host: bool
     ) -> Answer:
         """Add up over the ranks; everything stays on the device."""
+        news, self.news = self.news, None
         if spread.size == 1:
-            news, self.news = self.news, None
             return Answer(bad, outside, totals, news)
         kind = torch.float64 if device.type in ("cpu", "cuda") else torch.float32
-        news, self.news = self.news, None
         letter = _Letter(kind, device)
         letter.put(0.0 if bad is None else bad)
         letter.put(0.0 if outside is None else outside)

@@ -321,7 +321,7 @@ def _check_model(model: Any, leaves: list[Leaf]) -> nn.Module:
             f"The optimizer steps parameters that are not the model's ({foreign[0]}): they would not be clipped. Give "
             "them an optimizer of their own, or wrap the whole model."
         )
-    if leaves[0].sharded or any(leaf.sharded for leaf in leaves):
+    if any(leaf.sharded for leaf in leaves):
         raise TypeError("LocalUClip works with DistributedDataParallel; sharded parameters are clipped by UClip.")
     return model
 

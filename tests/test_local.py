@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import pickle
 
 import pytest
 import torch
@@ -351,10 +352,15 @@ def test_what_cannot_be_is_refused():
         LocalUClip(nn.Linear(2, 2), opt, Norm(1.0))
     with pytest.raises(TypeError, match="hook is for"):
         LocalUClip(net, opt, Norm(1.0), hook=print)
+    with pytest.raises(TypeError, match="there is none: pass hook"):
+        LocalUClip(net, opt, Norm(1.0), hook_state=1)
     with pytest.raises(TypeError, match="one optimizer"):
         LocalUClip(net, [opt, torch.optim.SGD(model().parameters(), lr=0.1)], Norm(1.0))
     clipper = LocalUClip(net, opt, Norm(1.0), Capped(3))
     assert "each backward pass" in repr(clipper)
+    for copied in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="state_dict"):
+            copied(clipper)
     with pytest.raises(RuntimeError, match="clipped already"):
         UClip(opt, Norm(1.0))
     clipper.remove()
@@ -497,3 +503,100 @@ def test_a_state_that_does_not_fit_changes_nothing():
     with pytest.raises(ValueError, match="another shape"):
         clipper.load_state_dict(saved)
     check_same([clipper.carry(p) for p in net.parameters()], before, exact=True)
+
+
+def test_parameters_added_later_are_told_of():
+    net, more = model(), nn.Parameter(torch.ones(2))
+    opt = torch.optim.SGD(net.parameters(), lr=0.1)
+    LocalUClip(net, opt, Norm(1.0))
+    opt.add_param_group({"params": [more]})
+    net(torch.ones(1, 6)).sum().backward()
+    with pytest.warns(UserWarning, match="1 parameters were added"):
+        opt.step()
+    opt.step()  # once is enough: a second warning would be an error
+
+
+def test_sparse_gradients_are_refused():
+    table = nn.Embedding(4, 2, sparse=True)
+    opt = torch.optim.SGD(table.parameters(), lr=0.1)
+    LocalUClip(table, opt, Norm(1.0))
+    with pytest.raises(TypeError, match="sparse=False"):
+        table(torch.tensor([1])).sum().backward()
+
+
+def sparse(rank):
+    table = DistributedDataParallel(nn.Embedding(4, 2, sparse=True))
+    LocalUClip(table, torch.optim.SGD(table.parameters(), lr=0.1), Norm(1.0))
+    try:
+        table(torch.tensor([1])).sum().backward()
+    except TypeError as error:
+        return str(error)
+
+
+def test_sparse_buckets_are_refused(ranks):
+    assert all("sparse=False" in said for said in ranks.run(sparse))
+
+
+def blamed(rank):
+    """First one parameter is bad, then another."""
+    net = wrap()
+    opt = torch.optim.SGD(net.parameters(), lr=0.01)
+    LocalUClip(net, opt, Component(0.05), nonfinite="raise")
+    said = []
+    for k in (0, 1):
+        opt.zero_grad()
+        handle = list(net.parameters())[k].register_hook(lambda g: g * torch.nan)
+        loss_of(net, batch(rank, k)).backward()
+        handle.remove()
+        try:
+            opt.step()
+        except NonFiniteGradientError as error:
+            said.append(str(error))
+    return said
+
+
+def test_an_error_names_the_culprits_of_its_step(ranks):
+    for first, second in ranks.run(blamed):
+        assert "parameter 0" in first
+        assert "parameter 1" not in first
+        assert "parameter 1" in second
+        assert "parameter 0" not in second
+
+
+def joined(rank):
+    net = wrap()
+    opt = torch.optim.SGD(net.parameters(), lr=0.01)
+    LocalUClip(net, opt, Component(0.05))
+    try:
+        with net.join():
+            loss_of(net, batch(rank, 0)).backward()
+    except RuntimeError as error:
+        return str(error)
+
+
+def test_join_is_refused(ranks):
+    assert all("model.join()" in said for said in ranks.run(joined))
+
+
+def compressed(rank, static):
+    """Halves are sent, and each rank's carry is what it has kept back."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+    net = DistributedDataParallel(model(), static_graph=static)
+    opt = torch.optim.SGD(net.parameters(), lr=0.01)
+    clipper = LocalUClip(net, opt, Component(0.05), hook=fp16_compress_hook, hook_state=net.process_group)
+    for step in range(3):
+        opt.zero_grad()
+        loss_of(net, batch(rank, step)).backward()
+        opt.step()
+    return [p.grad.clone() for p in net.parameters()], [clipper.carry(p) for p in net.parameters()]
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_another_hook_averages_what_is_clipped(ranks, static):
+    results = ranks.run(compressed, static)
+    for k, grad in enumerate(results[0][0]):
+        assert torch.equal(grad, results[1][0][k])
+        assert torch.equal(grad, grad.half().float())
+        assert grad.abs().max() <= 0.0501
+    assert any(carry.abs().max() > 0.01 for carry in results[0][1])

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from carryclip import Component, Norm
-from carryclip.torch import UClip, uclipped
+from carryclip import Component, Gated, Norm
+from carryclip.torch import NonFiniteGradientError, UClip, uclipped
 from spread import KINDS, STEPS, alone, batches, check_same, model
 
 
@@ -94,7 +94,7 @@ def spoiled(rank, region):
     return same, clipper.metrics()["skipped_steps"]
 
 
-@pytest.mark.parametrize("region", [Component(0.05), Norm(0.3)], ids=repr)
+@pytest.mark.parametrize("region", [Component(0.05), Norm(0.3), Norm(0.3, over="tensor")], ids=repr)
 def test_all_ranks_skip_together(ranks, region):
     for same, skipped in ranks.run(spoiled, region):
         assert same == [step == 4 for step in range(STEPS)]
@@ -114,3 +114,62 @@ def overlapping(rank):
 
 def test_steps_inside_the_backward_pass_are_refused(ranks):
     assert all("overlap_with_ddp" in said for said in ranks.run(overlapping))
+
+
+# ---------------------------------------------------------------------- ranks with parameters of their own
+
+
+def owned(step, rank):
+    """Gradients of the parameters a rank owns, in two groups; of the second there are none in every other step."""
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    first, second = torch.randn(2, 3, generator=generator) + 0.5
+    return first, second if step % 2 else None
+
+
+def gated(params, gradients, group=None):
+    opt = torch.optim.SGD([{"params": column} for column in params], lr=0.1)
+    clipper = UClip(opt, Norm(0.6, over="group"), Gated(), process_group=group)
+    for step in range(16):
+        for k, column in enumerate(params):
+            for param, found in zip(column, gradients(step), strict=True):
+                param.grad = None if found[k] is None else found[k].clone()
+        opt.step()
+    return [clipper.carry(p) for column in params for p in column], [x.clone() for x in clipper.ledger.feeds[0]]
+
+
+def gated_apart(rank):
+    params = [[torch.nn.Parameter(torch.zeros(3))] for _ in range(2)]
+    return gated(params, lambda step: [owned(step, rank)], torch.distributed.group.WORLD)
+
+
+def test_a_gate_of_a_group_without_gradients_does_not_age(ranks):
+    params = [[torch.nn.Parameter(torch.zeros(3)) for _ in range(2)] for _ in range(2)]
+    carries, feeds = gated(params, lambda step: [owned(step, rank) for rank in range(2)])
+    for rank, (found, memory) in enumerate(ranks.run(gated_apart)):
+        torch.testing.assert_close(found, [carries[rank], carries[2 + rank]], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(memory, feeds, rtol=1e-5, atol=1e-6)
+
+
+def raising(rank):
+    weight = torch.nn.Parameter(torch.zeros(2))
+    opt = torch.optim.SGD([weight], lr=0.1)
+    group = torch.distributed.group.WORLD
+    clipper = UClip(opt, Norm(1.0), carry=False, nonfinite="raise", metrics_every=1, process_group=group)
+    said = []
+    for step in range(4):
+        weight.grad = torch.full((2,), torch.nan if step == 2 and rank == 1 else 1.0 + step)
+        try:
+            opt.step()
+        except NonFiniteGradientError as error:
+            said.append(str(error))
+        opt.zero_grad()
+    return said, clipper.metrics()["dropped_norm"]
+
+
+def test_what_was_dropped_before_an_error_is_counted(ranks):
+    # Before the last step, of which the ranks tell each other at the next: 2 numbers on each of 2 ranks.
+    wanted = (2.0 * 1.0 - 1.0) + (2.0 * 2.0 - 1.0)
+    for rank, (said, dropped) in enumerate(ranks.run(raising)):
+        assert len(said) == 1
+        assert ("group 0" if rank else "another rank") in said[0]
+        assert dropped == pytest.approx(wanted, rel=1e-6)

@@ -72,6 +72,8 @@ class Buckets:
     def _on_bucket(self, state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         if self._removed:
             return self.average(bucket)
+        if bucket.buffer().is_sparse:
+            raise TypeError(_SPARSE)
         if bucket.index() == 0:
             if getattr(getattr(self.model(), "_join_config", None), "enable", False):
                 raise RuntimeError(
@@ -143,6 +145,8 @@ class Passes:
 
     def _on_arrival(self, leaf: Leaf, gradient: Tensor) -> None:
         """A parameter's gradient is about to be added."""
+        if gradient.is_sparse:
+            raise TypeError(_SPARSE)
         now = _current_pass()
         if now < self._pass:
             raise RuntimeError(_NESTED)
@@ -194,6 +198,12 @@ class Passes:
 _NESTED = (
     "LocalUClip: one backward pass runs inside another, as reentrant checkpointing does, so neither can be clipped by "
     "itself. Use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)."
+)
+
+
+_SPARSE = (
+    "LocalUClip clips dense gradients: use sparse=False in the embedding, or UClip, which takes sparse ones after they "
+    "are averaged."
 )
 
 

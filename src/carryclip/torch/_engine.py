@@ -102,7 +102,7 @@ class Engine(Arranger):
         totals = self.judge.totals(layout, work, parts, device)
         talks = self.metrics_every > 0 or any(rule.can_reject or rule.region.joint for rule in rules)
         given = layout, work, parts, totals, found_inf, step, device
-        skip, totals, news = self.judge.skip(*given, talks=talks)
+        skip, totals = self.judge.skip(*given, talks=talks)
         self.ledger.steps += 1
         stop = host and skip is not None and bool(skip)
         verdicts: dict[int, Verdicts] = {}
@@ -139,10 +139,10 @@ class Engine(Arranger):
         lost = self._lost(layout, dropped, verdicts, None if host else skip)
         told = News(step, skip, *lost, inspect, findings)
         if spread is None:
-            news = told
-        elif talks:
+            return Report(skip, self._heard(told, device))
+        if talks:
             self.judge.exchange.news = told
-        return Report(skip, self._heard(news, device))
+        return Report(skip, self._heard(self.judge.exchange.heard(), device))
 
     # ------------------------------------------------------------------ measuring
 
@@ -184,7 +184,7 @@ class Engine(Arranger):
     def forget(self) -> None:
         """Carries come from elsewhere from now on, and what was done last is of no interest any more."""
         self._clear.clear()
-        self.judge.exchange.news = None
+        self.judge.exchange.forget()
 
     def move(self, old: Layout, new: Layout) -> None:
         """Param groups were added."""

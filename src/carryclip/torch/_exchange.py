@@ -39,8 +39,6 @@ class Answer(NamedTuple):
     bad: Any
     outside: Any
     totals: dict[int, Totals]
-    news: News | None
-    """Of the step before, summed over the ranks."""
 
 
 class Exchange:
@@ -48,6 +46,17 @@ class Exchange:
 
     def __init__(self) -> None:
         self.news: News | None = None
+        """Of this rank, to be told when they meet."""
+        self._heard: News | None = None
+
+    def heard(self) -> News | None:
+        """News of an earlier step, summed over the ranks, if there are any that were not taken yet."""
+        heard, self._heard = self._heard, None
+        return heard
+
+    def forget(self) -> None:
+        """What was done last is of no interest any more."""
+        self.news = self._heard = None
 
     def meet(
         self, spread: Spread, bad: Any, outside: Any, totals: dict[int, Totals], device: torch.device, *, host: bool
@@ -55,7 +64,8 @@ class Exchange:
         """Add up over the ranks; everything stays on the device."""
         news, self.news = self.news, None
         if spread.size == 1:
-            return Answer(bad, outside, totals, news)
+            self._heard = news or self._heard
+            return Answer(bad, outside, totals)
         kind = torch.float64 if device.type in ("cpu", "cuda") else torch.float32
         letter = _Letter(kind, device)
         letter.put(0.0 if bad is None else bad)
@@ -66,6 +76,8 @@ class Exchange:
             for name in _SUMMED:
                 if (column := getattr(each.sums, name)) is not None:
                     letter.put(column)
+            if each.held is not None:
+                letter.put(each.held)
         if news is not None:
             letter.put(0.0 if news.dropped_sq is None else news.dropped_sq)
             if news.findings is not None:
@@ -81,19 +93,19 @@ class Exchange:
         summed = dict(totals)
         for n, each in shared.items():
             found = {name: read.like(column) for name in _SUMMED if (column := getattr(each.sums, name)) is not None}
-            summed[n] = each._replace(sums=Sums(None, **found))
+            held = None if each.held is None else read.like(each.held)
+            summed[n] = each._replace(sums=Sums(None, **found), held=held)
         if news is not None:
             dropped_sq = read.take(1).reshape(())
             findings = news.findings
             if findings is not None:
                 columns = [read.like(column) for column in findings.columns()]
                 findings = findings.filled(columns, read.take(spread.size).amax())
-            news = news._replace(dropped_sq=dropped_sq, findings=findings)
+            self._heard = news._replace(dropped_sq=dropped_sq, findings=findings)
         return Answer(
             None if bad is None else bool(any_bad) if host else any_bad,
             None if outside is None else any_outside,
             summed,
-            news,
         )
 
 

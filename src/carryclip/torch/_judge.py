@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from carryclip.algorithm import measure
-from carryclip.torch._exchange import Exchange, News
+from carryclip.torch._exchange import Exchange
 from carryclip.torch._jobs import Job, present
 from carryclip.torch._layout import Gradients, Layout, Leaf
-from carryclip.torch._namespace import xp
+from carryclip.torch._namespace import constant, xp
 from carryclip.torch._scopes import Part, Totals, by_tensor, totals_of
 from carryclip.torch._shards import local
 from carryclip.torch._work import Work
@@ -69,7 +69,7 @@ class Judge:
         device: torch.device,
         *,
         talks: bool,
-    ) -> tuple[Tensor | None, dict[int, Totals], News | None]:
+    ) -> tuple[Tensor | None, dict[int, Totals]]:
         """Whether this step must not count, as a boolean on the device; None if nothing can stop it.
 
         Where parameters are spread over ranks, these meet here: they decide alike, and learn each other's sums.
@@ -85,22 +85,21 @@ class Judge:
             numbers, flags = _flags(judged, device)
             bad = torch.stack([part.sums.bad.any().to(device, non_blocking=True) for part in judged]).any()
             self._remember(layout, numbers, flags)
-        news = None
         if layout.spread is not None and talks:
             if bad is None and any(rule.can_reject for rule in layout.rules):
                 bad = False if work.host else torch.zeros((), dtype=torch.bool, device=device)
             if layout.spread.whole:  # norms that only this rank knows
                 bad = self._overflows(layout, {n: each for n, each in totals.items() if each.single}, bad, work)
-            bad, outside, totals, news = self.exchange.meet(layout.spread, bad, outside, totals, device, host=work.host)
+            bad, outside, totals = self.exchange.meet(layout.spread, bad, outside, totals, device, host=work.host)
         if bad is None:
-            return outside, totals, news
+            return outside, totals
         bad = self._overflows(layout, totals, bad, work)
         if layout.rules[0].nonfinite == "raise":
             guilty = bad if outside is None else bad & ~outside
             if bool(guilty):
                 raise self._complaint(layout, work, judged, step, device)
         bad = _ANSWERS[bad] if work.host else bad
-        return (bad if outside is None else bad | outside), totals, news
+        return (bad if outside is None else bad | outside), totals
 
     @staticmethod
     def _overflows(layout: Layout, totals: dict[int, Totals], bad: Any, work: Work) -> Any:
@@ -155,7 +154,7 @@ class Judge:
         if numbers == list(range(len(layout.leaves))):
             self.bad_steps += flags
         else:
-            self.bad_steps.index_add_(0, torch.tensor(numbers, device=flags.device), flags.long())
+            self.bad_steps.index_add_(0, constant(numbers, flags.device, torch.int64), flags.long())
 
 
 def _flags(judged: list[Part], device: torch.device) -> tuple[list[int], Tensor]:

@@ -22,7 +22,7 @@ from carryclip.torch._hooks import Hooks
 from carryclip.torch._judge import NonFiniteGradientError
 from carryclip.torch._layout import Gradients, Leaf, RegionMap
 from carryclip.torch._stage import Stage
-from carryclip.torch._state import PREFIX, wide
+from carryclip.torch._state import PREFIX, params_of, wide
 from carryclip.torch._watch import Metrics, Watch
 
 
@@ -84,11 +84,17 @@ class LocalUClip:
         model = _check_model(model, self._layout.leaves)
         if hook is not None and not isinstance(model, DistributedDataParallel):
             raise TypeError("hook is for a DistributedDataParallel; this is a module on one device.")
+        if hook is None and hook_state is not None:
+            raise TypeError("hook_state is the state of a hook, and there is none: pass hook=... too.")
         _targets.claim(self, [leaf.param for leaf in self._layout.leaves], watch_only=False)
         self._stage = Stage(self._layout)
         self._engine = Engine(self._stage.trial, self._stage.trial_ledger, metrics_every)
         self._scaler = scaler
         self._measured: Measured | None = None
+        self._blamed: Tensor | None = None
+        """How often each parameter was not finite up to the last step, where an error has to say which are now."""
+        self._known = len(params_of(self.optimizer))
+        """How many parameters the optimizer has."""
         self._watch = Watch(self._stage.ledger, self.summary(), carry, quiet=False)
         self._hooks = Hooks(self, [self.optimizer], observe=False, saved=False)
         self._source: Buckets | Passes | None = None
@@ -140,6 +146,12 @@ class LocalUClip:
         """One line: what is clipped, and to what."""
         what = f"{_layout.describe(self.regions.default)}, carry={self.carry_policy!r}"
         return f"LocalUClip({type(self.optimizer).__name__}, {what})"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "A LocalUClip hangs on its model and cannot be copied or pickled. Save state_dict() or "
+            "gathered_state_dict(), and make a new one for the copy."
+        )
 
     def __repr__(self) -> str:
         unit = f"rank {self._rank} of {self._size}" if self._size > 1 else "each backward pass"
@@ -242,6 +254,7 @@ class LocalUClip:
     @torch.no_grad()
     def run(self, found_inf: Tensor | None, grad_scale: Tensor | None) -> Report:
         """The optimizer is about to step on the averaged gradients: keep the carry, unless the step must not count."""
+        self._look_for_others()
         stage = self._stage
         gradients = [leaf.param.grad for leaf in self._layout.leaves if leaf.param.grad is not None]
         skip = None if found_inf is None else (found_inf > 0).reshape(())
@@ -251,7 +264,9 @@ class LocalUClip:
             bad = ~torch.isfinite(torch.stack(largest)).all()
             if self.nonfinite == "raise" and bool(bad if skip is None else bad & ~skip):
                 stage.drop()
-                raise self._complaint()
+                complaint = self._complaint()
+                self._blamed = _copied(self._engine.judge.bad_steps)
+                raise complaint
             skip = bad if skip is None else bad | skip.to(device)
         host = skip is not None and skip.is_cpu
         known = bool(skip) if skip is not None and host else None
@@ -265,6 +280,8 @@ class LocalUClip:
             stage.keep(None if known is False or skip is None else skip, idle)
         ledger = stage.ledger
         ledger.steps += 1
+        if self.nonfinite == "raise":
+            self._blamed = _copied(self._engine.judge.bad_steps)
         if skip is not None:
             ledger.skipped += skip
             ledger.streak.copy_(torch.where(skip, ledger.streak + 1, 0))
@@ -273,8 +290,20 @@ class LocalUClip:
             self._measured = None
         return Report(skip, None)
 
+    def _look_for_others(self) -> None:
+        """Warn of parameters that were added to the optimizer, which no hook sees."""
+        now = len(params_of(self.optimizer))
+        if now > self._known:
+            warn_user(
+                f"{self.summary()}: {now - self._known} parameters were added to the optimizer since it was attached, "
+                "and are not clipped. Make the LocalUClip when the optimizer has them all."
+            )
+            self._known = now
+
     def _complaint(self) -> Exception:
-        names = list(self.nonfinite_parameters())
+        counts: Any = self._engine.judge.bad_steps
+        new = [] if counts is None else (counts if self._blamed is None else counts - self._blamed).tolist()
+        names = [leaf.name for leaf, count in zip(self._layout.leaves, new, strict=False) if count]
         where = f"here: {'; '.join(names[:5])}" if names else "on another rank"
         return NonFiniteGradientError(
             f"Step {self._stage.ledger.steps}: a gradient is not finite, {where}. The carry is unchanged. Skip the "
@@ -285,7 +314,7 @@ class LocalUClip:
         """Nothing of ours is in the optimizer's state."""
 
     def refresh(self) -> None:
-        """Groups that are added later are not clipped."""
+        """Groups that are added later are not clipped; a step says so."""
 
     def adopt(self, optimizer: Optimizer, *, marked: bool) -> None:
         """Nothing of ours is in the optimizer's state."""
@@ -330,6 +359,10 @@ def _mean_carry(states: list[dict[str, Any]], number: int) -> dict[str, Tensor]:
     carries = [state["state"].get(number, {}).get(PREFIX + "carry") for state in states]
     found = [carry for carry in carries if carry is not None]
     return {PREFIX + "carry": torch.stack(found).sum(0) / len(states)} if found else {}
+
+
+def _copied(counts: Tensor | None) -> Tensor | None:
+    return None if counts is None else counts.clone()
 
 
 def _on_host(value: Any) -> Any:

@@ -97,5 +97,24 @@ def _sum(term: Any) -> torch.Tensor:
     return torch.sum(term) if isinstance(term, torch.Tensor) else TorchNamespace.inner(*term)
 
 
+_constants: dict[tuple[Any, ...], torch.Tensor] = {}
+
+
+def constant(values: Iterable[float], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """A small tensor that is never written; away from the host it is copied there once, as copying would wait."""
+    given = tuple(values)
+    if device.type == "cpu":
+        return torch.tensor(given, dtype=dtype)
+    key = given, device, dtype
+    if key not in _constants:
+        made = torch.tensor(given, device=device, dtype=dtype)
+        if type(made) is not torch.Tensor:  # traced
+            return made
+        if len(_constants) >= 256:
+            _constants.clear()
+        _constants[key] = made
+    return _constants[key]
+
+
 xp: Any = TorchNamespace
 host_xp: Any = NumpyNamespace

@@ -14,7 +14,7 @@ from carryclip.regions import Norm
 from carryclip.torch._inplace import Slab
 from carryclip.torch._jobs import Piece
 from carryclip.torch._layout import Leaf
-from carryclip.torch._namespace import host_xp, xp
+from carryclip.torch._namespace import constant, host_xp, xp
 from carryclip.torch._state import wide
 
 
@@ -58,6 +58,8 @@ class Totals(NamedTuple):
     none."""
     single: bool
     """Each scope is one tensor."""
+    held: Tensor | None = None
+    """How many gradients each scope has, where that decides whether its gate has seen a sample."""
 
 
 class Verdicts:
@@ -114,8 +116,11 @@ def totals_of(
     gates = rule.gates_scopes
     sums = Sums(None, total("total_sq"), total("carry_sq") if gates else None, total("dot") if gates else None)
     alike = len(set(rounding)) == 1  # nearly always, and then nothing has to reach the device
-    spared = rounding[0] if alike else torch.tensor(rounding, device=device, dtype=dtype)
-    return Totals(sums, place, spared, single=by_tensor(rule))
+    spared = rounding[0] if alike else constant(rounding, device, dtype)
+    held = None
+    if scopes and gates:
+        held = constant([sum(place[scope] == k for scope, _ in members) for k in range(len(place))], device, dtype)
+    return Totals(sums, place, spared, single=by_tensor(rule), held=held)
 
 
 def by_tensor(rule: Rule) -> bool:
@@ -129,7 +134,7 @@ def decided(
     """Scalars per scope, and the gate's memory moved on in place; ``scopes`` is how many the rule has in all."""
     feed, present = memory, None
     if memory is not None and len(part.place) < scopes:
-        present = torch.tensor(list(part.place), device=memory.count.device)
+        present = constant(part.place, memory.count.device, torch.int64)
         feed = Feed(memory.average[present], memory.count[present])
     if host:
         verdict, moved = _on_host(rule, part, radius, feed)
@@ -137,6 +142,8 @@ def decided(
         verdict, moved = decide(xp, rule, part.sums, radius, feed, skip, part.rounding)
     if memory is not None and moved is not None:
         for stored, new in zip(memory, moved, strict=True):
+            if part.held is not None:
+                new = torch.where(part.held > 0, new, stored)
             stored.copy_(new) if present is None else stored.index_copy_(0, present, new.to(stored.dtype))
     return Verdicts(verdict, part.place, plain=rule.carry is False)
 
@@ -232,10 +239,10 @@ def _scalar(value: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
     """A number or a tensor of one element as a scalar on ``device``, without a copy from the host."""
     if isinstance(value, Tensor):
         return value.to(device, dtype, non_blocking=True)
-    return torch.full((), _held(value, dtype), device=device, dtype=dtype)
+    return torch.full((), _fitted(value, dtype), device=device, dtype=dtype)
 
 
-def _held(value: float, dtype: torch.dtype) -> float:
+def _fitted(value: float, dtype: torch.dtype) -> float:
     """A number too large for the type as infinity, which torch would refuse to make of it."""
     return value if value != value or abs(value) <= torch.finfo(dtype).max else math.copysign(math.inf, value)
 
@@ -246,7 +253,7 @@ def _by_scope(column: list[Any], where: list[int], width: int, device: torch.dev
         sums = [0.0] * width
         for value, k in zip(column, where, strict=True):
             sums[k] += value
-        return torch.tensor([_held(value, dtype) for value in sums], device=device, dtype=dtype)
+        return constant([_fitted(value, dtype) for value in sums], device, dtype)
     stacked = torch.stack([_scalar(value, device, dtype) for value in column])
     if width == 1:
         return stacked.sum().reshape(1)

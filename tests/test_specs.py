@@ -19,7 +19,7 @@ def test_equal_specs_have_equal_ids_however_they_are_written():
     other = Spec(**{**GIVEN, "lr": 1e-1}, region="Norm(radius = 0.5, over='all')", carry="Gated(cap=100)")
     assert one == other
     assert one.id == other.id
-    assert Spec.read(dataclasses.asdict(one)).id == one.id
+    assert Spec.read(one.values).id == one.id
 
 
 def test_an_id_changes_with_every_field():

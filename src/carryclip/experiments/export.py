@@ -1,6 +1,7 @@
 """A store as tables for other tools: runs and epochs, as CSV and Parquet."""
 
 import csv
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -11,12 +12,12 @@ from rich.console import Console
 from carryclip.experiments.database import StoreError
 from carryclip.experiments.output import complain, make_folder
 from carryclip.experiments.records import Epoch, Record
-from carryclip.experiments.spec import Spec
+from carryclip.experiments.spec import FIELDS, Spec
 from carryclip.experiments.store import Store
 
-_SPEC = [field.name for field in fields(Spec)]
 _EPOCH = [field.name for field in fields(Epoch)]
-RUN_COLUMNS = ("study", "run", *_SPEC, "label", "state", "outcome", "reached", "seconds", "message", "environment")
+_END = ("state", "outcome", "reached", "seconds", "message", "environment")
+RUN_COLUMNS = ("study", "run", *FIELDS, "settings", "label", *_END)
 EPOCH_COLUMNS = ("run", *_EPOCH)
 
 
@@ -70,7 +71,8 @@ def _runs(store: Store) -> Iterator[tuple[Any, ...]]:
 def _row(record: Record) -> tuple[Any, ...]:
     spec, told = record.spec, ", ".join(f"{key} {value}" for key, value in record.environment.items())
     end = (record.outcome, record.reached, record.seconds, record.message, told)
-    return (spec.id, *asdict(spec).values(), spec.label, record.state, *end)
+    settings = json.dumps(dict(spec.settings), sort_keys=True) if spec.settings else None
+    return (spec.id, *(spec.values[name] for name in FIELDS), settings, spec.label, record.state, *end)
 
 
 def _epochs(store: Store) -> Iterator[tuple[Any, ...]]:

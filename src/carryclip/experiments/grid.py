@@ -3,14 +3,15 @@
 import itertools
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from carryclip.experiments.spec import Spec, check_keys
+from carryclip.experiments import recipes
+from carryclip.experiments.spec import FIELDS, Spec, check_keys
 
-_FIELDS = [*(field.name for field in fields(Spec)), "typical"]
+_KEYS = [*FIELDS, *recipes.names(), "typical"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,19 @@ class Study:
     def __post_init__(self) -> None:
         if not self.typical:
             object.__setattr__(self, "typical", tuple(float(spec.epochs) for spec in self.specs))
+
+    @property
+    def tasks(self) -> set[str]:
+        """What is trained."""
+        return {spec.task for spec in self.specs}
+
+    def with_settings(self, task: str, chosen: Mapping[str, Any]) -> "Study":
+        """The same with other settings for the runs of a task."""
+        settings = tuple(chosen.items())
+        changed = [
+            replace(spec, settings=(*spec.settings, *settings)) if spec.task == task else spec for spec in self.specs
+        ]
+        return replace(self, specs=tuple(changed))
 
 
 def load(source: str | Path) -> Study:
@@ -82,7 +96,7 @@ def read(text: str, where: str) -> Study:
     if given["tier"] not in ("smoke", "small", "paper"):
         raise ValueError(f"{where}: tier must be 'smoke', 'small' or 'paper', got {given['tier']!r}.")
     defaults = given.get("defaults", {})
-    check_keys(f"{where}, defaults", defaults, _FIELDS)
+    check_keys(f"{where}, defaults", defaults, _KEYS)
     runs = itertools.chain.from_iterable(
         _expanded({**defaults, **grid}, f"{where}, grid {number}") for number, grid in enumerate(given["grid"], 1)
     )
@@ -98,7 +112,7 @@ def _expanded(grid: Mapping[str, Any], where: str) -> Iterator[tuple[Spec, float
 
     A table gives a value, or a list of them, for each value of another key: {by = "batch", 1 = 100}.
     """
-    check_keys(where, grid, _FIELDS)
+    check_keys(where, grid, _KEYS)
     tables = {key: value for key, value in grid.items() if isinstance(value, Mapping)}
     lists = {key: value if isinstance(value, list) else [value] for key, value in grid.items() if key not in tables}
     for key, values in lists.items():
@@ -128,7 +142,7 @@ def _looked_up(key: str, table: Mapping[str, Any], chosen: Mapping[str, Any], wh
 
 def matches(spec: Spec, only: Mapping[str, Collection[str]] | None) -> bool:
     """Whether a spec has one of the wanted values in every field that is named."""
-    return all(str(getattr(spec, key)) in values for key, values in (only or {}).items())
+    return all(str(spec.values.get(key)) in values for key, values in (only or {}).items())
 
 
 def _folder() -> Any:

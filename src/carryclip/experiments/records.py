@@ -29,6 +29,21 @@ class Epoch:
 
 
 @dataclass(frozen=True)
+class Progress:
+    """How far a run is within an epoch."""
+
+    epoch: int
+    step: int
+    steps: int
+    rate: float
+    """Examples per second."""
+    left: float
+    """Seconds to the end of the run."""
+    broken: int = 0
+    """Files that could not be read."""
+
+
+@dataclass(frozen=True)
 class End:
     """How a run ended."""
 

@@ -5,18 +5,17 @@ import sqlite3
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from carryclip.experiments import grid
+from carryclip.experiments import grid, recipes
 from carryclip.experiments.cost import EXAMPLES
 from carryclip.experiments.database import StoreError
 from carryclip.experiments.engine.settings import Options
 from carryclip.experiments.output import complain, make_folder
-from carryclip.experiments.spec import Spec, check_keys, load_method, parse
+from carryclip.experiments.spec import FIELDS, check_keys, load_method, parse
 from carryclip.experiments.store import Store
 
 
@@ -40,7 +39,7 @@ def studies(what: Sequence[str], tier: str | None) -> list[grid.Study]:
 def restriction(only: Sequence[str]) -> dict[str, set[str]]:
     """``["optimizer=sgd,adam", "batch=50"]`` as a mapping from field to wanted values."""
     wanted: dict[str, set[str]] = {}
-    known = [field.name for field in fields(Spec)]
+    known = [*FIELDS, *recipes.names()]
     for each in only:
         key, equals, values = each.partition("=")
         if not equals or not values:

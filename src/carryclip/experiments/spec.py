@@ -15,10 +15,14 @@ from typing import Any
 import carryclip
 from carryclip.algorithm import Rule
 from carryclip.carry import CarryPolicy
+from carryclip.experiments import recipes
+from carryclip.experiments.recipes import check_choice, check_whole
 from carryclip.regions import Region
 
-TASKS = ("digits", "cifar10")
-OPTIMIZERS = ("sgd", "momentum", "adam")
+TASKS = tuple(recipes.RECIPES)
+OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam")
+TARGETS = {"digits": 0.99, "cifar10": 0.99}
+"""Where a run is over, unless it says otherwise; runs of other tasks go on to their last epoch."""
 _WORDS = ("Component", "Norm", "Adaptive", "Sign", "Symmetric", "Welford", "EWMA", "Capped", "Leaky", "Gated")
 
 
@@ -27,17 +31,18 @@ class Spec:
     """One training run.
 
     Args:
-        task: data and network, ``"digits"`` or ``"cifar10"``.
-        optimizer: ``"sgd"``, ``"momentum"`` (0.9) or ``"adam"`` (0.9, 0.999).
-        lr: learning rate.
+        task: data and network, ``"digits"``, ``"cifar10"`` or ``"imagenet"``.
+        optimizer: ``"sgd"``, ``"momentum"`` or ``"nesterov"`` (0.9), or ``"adam"`` (0.9, 0.999).
+        lr: learning rate; of ImageNet the peak, for 256 examples: it is multiplied by batch / 256.
         batch: examples per step; the last partial batch of an epoch is kept.
         epochs: the most there may be.
         seed: of weights and order.
         region: where to clip, as one writes it: ``"Norm(0.5)"``; None for no clipping.
         carry: ``"none"`` (plain clipping), ``"full"`` (U-Clip), or a policy: ``"Gated()"``.
         examples: size of a stratified subset of the training set; None for all.
-        target: train accuracy at which a run is over.
+        target: train accuracy at which a run is over; None to go on to the last epoch.
         method: ``"module:function"`` that attaches a method of your own, instead of region and carry.
+        settings: what else the task lets one choose; see ``recipes``.
 
     >>> given = {"task": "digits", "optimizer": "sgd", "lr": 0.1, "batch": 16, "epochs": 30, "seed": 0}
     >>> spec = Spec(**given, region="Norm(0.5)", carry="full")
@@ -54,18 +59,23 @@ class Spec:
     region: str | None = None
     carry: str = "none"
     examples: int | None = None
-    target: float = 0.99
+    target: float | None = None
     method: str | None = None
+    settings: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
-        _choice("task", self.task, TASKS)
-        _choice("optimizer", self.optimizer, OPTIMIZERS)
+        check_choice("task", self.task, TASKS)
+        check_choice("optimizer", self.optimizer, OPTIMIZERS)
         _number("lr", self.lr, above=0.0)
-        _number("target", self.target, above=0.0, most=1.0)
+        if self.target is None:
+            object.__setattr__(self, "target", TARGETS.get(self.task))
+        else:
+            _number("target", self.target, above=0.0, most=1.0)
+            object.__setattr__(self, "target", float(self.target))
         for name, least in (("batch", 1), ("epochs", 1), ("seed", 0), ("examples", 1)):
             value = getattr(self, name)
             if not (name == "examples" and value is None):
-                _whole(name, value, least)
+                check_whole(name, value, least)
         if self.seed >= 2**62:
             raise ValueError(f"seed must be below 2**62, got {self.seed}.")
         if self.method is not None and (not isinstance(self.method, str) or ":" not in self.method):
@@ -79,12 +89,28 @@ class Spec:
             object.__setattr__(self, "region", region)
             object.__setattr__(self, "carry", carry)
         object.__setattr__(self, "lr", float(self.lr))
-        object.__setattr__(self, "target", float(self.target))
+        if self.settings or self.task not in TARGETS:
+            object.__setattr__(self, "settings", tuple(sorted(vars(self.recipe).items())))
+
+    @property
+    def recipe(self) -> Any:
+        """What the task lets one choose, as its dataclass."""
+        return recipes.RECIPES[self.task](**dict(self.settings))
+
+    @property
+    def goal(self) -> float:
+        """The target; infinity if there is none."""
+        return math.inf if self.target is None else self.target
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Every choice by its name."""
+        return {**{name: value for name, value in vars(self).items() if name != "settings"}, **dict(self.settings)}
 
     @property
     def canonical(self) -> str:
         """The one way to write this spec down."""
-        return json.dumps(vars(self), sort_keys=True, separators=(",", ":"))
+        return json.dumps(self.values, sort_keys=True, separators=(",", ":"))
 
     @property
     def id(self) -> str:
@@ -103,7 +129,8 @@ class Spec:
     @classmethod
     def read(cls, given: Mapping[str, Any], where: str = "spec") -> "Spec":
         """From a mapping, with an error that names what is unknown or missing."""
-        check_keys(where, given, [field.name for field in dataclasses.fields(cls)])
+        own = recipes.names(given.get("task"))
+        check_keys(where, given, [*FIELDS, *own])
         missing = [
             field.name
             for field in dataclasses.fields(cls)
@@ -111,8 +138,9 @@ class Spec:
         ]
         if missing:
             raise ValueError(f"{where} lacks {', '.join(missing)}.")
+        common = {name: value for name, value in given.items() if name not in own}
         try:
-            return cls(**given)
+            return cls(**common, settings=tuple((name, given[name]) for name in own if name in given))
         except (TypeError, ValueError) as error:
             raise ValueError(f"{where}: {error}") from None
 
@@ -120,6 +148,10 @@ class Spec:
     def from_canonical(cls, text: str) -> "Spec":
         """The spec that was written down so."""
         return cls.read(json.loads(text))
+
+
+FIELDS = [field.name for field in dataclasses.fields(Spec) if field.name != "settings"]
+"""What all runs have."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -186,20 +218,8 @@ def load_method(path: str) -> Callable[..., Any]:
         raise ValueError(f"The method {path!r} cannot be loaded: {error}.") from None
 
 
-def _choice(name: str, value: Any, known: tuple[str, ...]) -> None:
-    if value not in known:
-        near = difflib.get_close_matches(str(value), known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}."
-        raise ValueError(f"there is no {name} {value!r}; {hint}")
-
-
 def _number(name: str, value: Any, *, above: float, most: float = math.inf) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not above < value <= most or value == math.inf:
         raise ValueError(
             f"{name} must be a number above {above:g}{'' if most == math.inf else f' up to {most:g}'}, got {value!r}."
         )
-
-
-def _whole(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number, at least {least}; got {value!r}.")

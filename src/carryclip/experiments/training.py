@@ -1,10 +1,7 @@
 """One run: train as its spec says, tell what happened after every epoch, and go on where a checkpoint left off."""
 
-import contextlib
 import math
-import os
 import time
-import uuid
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,15 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from carryclip import __version__
 from carryclip.diagnosis import CarryClipWarning
-from carryclip.experiments import tasks
+from carryclip.experiments import checkpoints, tasks
+from carryclip.experiments.methods import Samples, attach, gradient_norm, optimizer_of, own_state, sampling
 from carryclip.experiments.records import End, Epoch
-from carryclip.experiments.spec import Spec, load_method, parse, policy_of
-from carryclip.torch import UClip
-
-SAMPLES = 10
-"""Steps per epoch, or a few more, whose metrics are averaged."""
+from carryclip.experiments.spec import Spec
 
 
 @dataclass
@@ -36,14 +29,13 @@ class _Run:
     history: list[Epoch] = field(default_factory=list)
 
     def state(self) -> dict[str, Any]:
-        own = {"clipper": self.clipper.state_dict()} if _keeps_own_state(self.clipper) else {}
         return {
             "net": self.net.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "order": self.order.get_state(),
             "random": torch.get_rng_state(),
             "history": [asdict(epoch) for epoch in self.history],
-            **own,
+            **own_state(self.clipper),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -82,7 +74,7 @@ def train(
         run.history.append(_epoch(spec, task, run))
         yield run.history[-1]
         if checkpoint is not None and time.perf_counter() - saved >= every:
-            _save(run, spec, checkpoint, device)
+            checkpoints.save(checkpoint, spec, device, run.state())
             saved = time.perf_counter()
 
 
@@ -92,7 +84,7 @@ def _end(spec: Spec, history: list[Epoch]) -> End | None:
     last = history[-1]
     if last.loss is None:
         return End("diverged", message=f"The loss was not finite in epoch {last.epoch}.")
-    if last.train_accuracy is not None and last.train_accuracy >= spec.target:
+    if last.train_accuracy is not None and last.train_accuracy >= spec.goal:
         return End("reached", reached=last.epoch)
     return End("not_reached") if last.epoch >= spec.epochs else None
 
@@ -102,36 +94,9 @@ def start(spec: Spec, task: tasks.Task, device: str = "cpu") -> _Run:
     torch.manual_seed(spec.seed)  # nothing here draws from it, but a method of one's own may
     weights, order = (torch.Generator().manual_seed(2 * spec.seed + which) for which in (0, 1))
     net = task.build(weights).to(device)
-    optimizer = _optimizer(spec, net)
-    return _Run(net, optimizer, order, _attach(spec, optimizer, math.ceil(len(task.labels) / spec.batch)))
-
-
-def _optimizer(spec: Spec, net: nn.Module) -> torch.optim.Optimizer:
-    if spec.optimizer == "adam":
-        return torch.optim.Adam(net.parameters(), lr=spec.lr, betas=(0.9, 0.999))
-    return torch.optim.SGD(net.parameters(), lr=spec.lr, momentum=0.9 if spec.optimizer == "momentum" else 0.0)
-
-
-def _attach(spec: Spec, optimizer: torch.optim.Optimizer, steps: int) -> Any:
-    """The spec's method on the optimizer: a clipper, whatever a method of one's own returns, or None."""
-    if spec.method is not None:
-        clipper = load_method(spec.method)(optimizer, spec)
-        if isinstance(clipper, UClip):
-            clipper.metrics_every = _sampling(steps)
-        return clipper
-    if spec.region is None:
-        return None
-    return UClip(optimizer, parse(spec.region), policy_of(spec.carry), metrics_every=_sampling(steps))
-
-
-def _sampling(steps: int) -> int:
-    """Steps between two samples; counted over the whole run, as the clipper counts, so that a resumed run agrees."""
-    return max(1, steps // SAMPLES)
-
-
-def _keeps_own_state(clipper: Any) -> bool:
-    """A clipper's state is in the optimizer's; what a method of one's own returns may have some of its own."""
-    return clipper is not None and not isinstance(clipper, UClip) and hasattr(clipper, "state_dict")
+    optimizer = optimizer_of(spec, net.parameters())
+    every = sampling(math.ceil(len(task.labels) / spec.batch))
+    return _Run(net, optimizer, order, attach(spec, optimizer, every))
 
 
 def _epoch(spec: Spec, task: tasks.Task, run: _Run) -> Epoch:
@@ -141,7 +106,7 @@ def _epoch(spec: Spec, task: tasks.Task, run: _Run) -> Epoch:
     loss /= len(task.labels)
     finite = math.isfinite(loss)
     accuracy = accuracy_of(run.net, task.images, task.labels, task.chunk) if finite else None
-    over = (finite and (accuracy or 0.0) >= spec.target) or len(run.history) + 1 >= spec.epochs
+    over = (finite and (accuracy or 0.0) >= spec.goal) or len(run.history) + 1 >= spec.epochs
     return Epoch(
         epoch=len(run.history) + 1,
         loss=loss if finite else None,
@@ -159,8 +124,8 @@ def steps(
 ) -> tuple[float, float, dict[str, float | None]]:
     """One step for each batch: summed loss, number of right answers on the way, means of the sampled metrics."""
     loss, right = torch.zeros(2, device=task.images.device, dtype=torch.float64).unbind()
-    sampled: list[Any] = []
-    every = _sampling(len(batches))
+    samples = Samples()
+    every = sampling(len(batches))
     run.net.train()
     with warnings.catch_warnings():
         # What it would warn of is in the metrics of every epoch.
@@ -173,24 +138,11 @@ def steps(
                 (summed / len(batch)).backward()
                 loss += summed.detach()
                 right += (out.detach().argmax(1) == task.labels[part]).sum()
-            norm = torch.nn.utils.get_total_norm(_gradients(run.net)) if number % every == 0 else None
+            norm = gradient_norm(run.net.parameters()) if number % every == 0 else None
             run.optimizer.step()
             if norm is not None:
-                sampled.append((norm, run.clipper.metrics() if hasattr(run.clipper, "metrics") else {}))
-        return loss.item(), right.item(), _means(sampled)
-
-
-def _gradients(net: nn.Module) -> list[Tensor]:
-    return [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
-
-
-def _means(sampled: list[Any]) -> dict[str, float | None]:
-    """Means over the sampled steps; None for what there is not."""
-    means: dict[str, float | None] = {"grad_norm": math.fsum(norm.item() for norm, _ in sampled) / len(sampled)}
-    for name in ("carry_norm", "radius_norm", "clipped_fraction", "carry_feed"):
-        values = [metrics[name] for _, metrics in sampled if name in metrics]
-        means[name] = math.fsum(values) / len(values) if values and all(map(math.isfinite, values)) else None
-    return {name: value if value is not None and math.isfinite(value) else None for name, value in means.items()}
+                samples.take(norm, run.clipper)
+        return loss.item(), right.item(), samples.means()
 
 
 @torch.no_grad()
@@ -201,34 +153,14 @@ def accuracy_of(net: nn.Module, images: Tensor, labels: Tensor, chunk: int) -> f
     return float(sum((net(x).argmax(1) == y).sum() for x, y in parts)) / len(labels)
 
 
-def _save(run: _Run, spec: Spec, path: Path, device: str) -> None:
-    """Whole or not at all: written aside, then put in its place. That it cannot be is no reason to stop."""
-    aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save({"made": _made(spec, device), **run.state()}, aside)
-        os.replace(aside, path)
-    except (OSError, RuntimeError) as error:  # torch says RuntimeError when the disk is full
-        warnings.warn(f"The checkpoint {path} cannot be written: {error}.", stacklevel=2)
-    finally:
-        with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
-
-
 def _resumed(run: _Run, spec: Spec, path: Path, device: str) -> _Run | None:
     """The run as a checkpoint has it, or as it is if there is none of this very run; None if it cannot be read."""
-    try:
-        state = torch.load(path, weights_only=True, map_location="cpu")
-        if state.pop("made") == _made(spec, device):
-            run.restore(state)
-    except (FileNotFoundError, NotADirectoryError):
+    state = checkpoints.read(path, spec, device)
+    if state is None:
         return run
-    except Exception as error:  # torch names many kinds for a damaged file
-        warnings.warn(f"The checkpoint {path} cannot be read, so the run starts anew: {error}.", stacklevel=2)
+    try:
+        run.restore(state)
+    except Exception as error:  # as many kinds as there are ways to be damaged
+        checkpoints.unreadable(path, error)
         return None
     return run
-
-
-def _made(spec: Spec, device: str) -> str:
-    """What must agree, or a resumed run would be neither the one nor the other."""
-    return f"{spec.canonical} {__version__} {torch.__version__} {device} {torch.get_num_threads()}"

@@ -234,7 +234,7 @@ def summarise(
     for record in records:
         spec = record.spec
         setting = Setting(spec.optimizer, spec.region, method_name(spec))
-        data = groups.setdefault((spec.task, spec.examples, spec.target), {})
+        data = groups.setdefault((spec.task, spec.examples, spec.goal), {})
         data.setdefault((setting, spec.batch), []).append(record)
     return [
         Summary(study, title, tier, *key, tuple(Cell(*place, tuple(found)) for place, found in data.items()), epochs)

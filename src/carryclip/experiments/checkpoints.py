@@ -1,0 +1,49 @@
+"""A run that is half done, in a file: written whole or not at all, read only if it is of this very run."""
+
+import contextlib
+import os
+import uuid
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from carryclip import __version__
+from carryclip.experiments.spec import Spec
+
+
+def save(path: Path, spec: Spec, device: str, state: dict[str, Any]) -> None:
+    """Written aside, then put in its place. That it cannot be is no reason to stop."""
+    aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save({"made": _made(spec, device), **state}, aside)
+        os.replace(aside, path)
+    except (OSError, RuntimeError) as error:  # torch says RuntimeError when the disk is full
+        warnings.warn(f"The checkpoint {path} cannot be written: {error}.", stacklevel=2)
+    finally:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+
+
+def read(path: Path, spec: Spec, device: str) -> dict[str, Any] | None:
+    """What was saved; None if there is nothing, if it is of another run, or if it cannot be read."""
+    try:
+        state = torch.load(path, weights_only=True, map_location="cpu")
+        return state if state.pop("made") == _made(spec, device) else None
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except Exception as error:  # torch names many kinds for a damaged file
+        unreadable(path, error)
+        return None
+
+
+def unreadable(path: Path, error: Exception) -> None:
+    """Say so; the run starts anew."""
+    warnings.warn(f"The checkpoint {path} cannot be read, so the run starts anew: {error}.", stacklevel=3)
+
+
+def _made(spec: Spec, device: str) -> str:
+    """What must agree, or a resumed run would be neither the one nor the other."""
+    return f"{spec.canonical} {__version__} {torch.__version__} {device} {torch.get_num_threads()}"

@@ -1,0 +1,81 @@
+"""What a task lets a spec choose besides the fields that all runs have. Imports nothing heavy."""
+
+import dataclasses
+import difflib
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+PRECISIONS = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoRecipe:
+    """Nothing: data and network are fixed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageNet:
+    """A ResNet on a folder of images; the defaults are the paper's.
+
+    Args:
+        net: name of the network.
+        image: side of the images, in pixels.
+        micro: images that go through the network together, and so share their batch statistics.
+        warmup: epochs in which the learning rate rises.
+        decay: factor of the L2 term in the loss, on all weights but batch norm's.
+        smoothing: of labels.
+        precision: in which the network computes; weights and carry stay in float32.
+        data: fingerprint of the folder; with the next three it is filled in from the folder that is used.
+        classes: of images.
+        images: in the training set.
+        tests: images in the validation set.
+    """
+
+    net: str = "resnet50"
+    image: int = 224
+    micro: int = 128
+    warmup: int = 5
+    decay: float = 1e-4
+    smoothing: float = 0.1
+    precision: str = "float32"
+    data: str = "imagenet"
+    classes: int = 1000
+    images: int = 1_281_167
+    tests: int = 50_000
+
+    def __post_init__(self) -> None:
+        for name, least in (("image", 8), ("micro", 1), ("warmup", 0), ("classes", 2), ("images", 1), ("tests", 1)):
+            check_whole(name, getattr(self, name), least)
+        for name in ("decay", "smoothing"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value < 1.0:
+                raise ValueError(f"{name} must be a number from 0 up to 1, got {value!r}.")
+            object.__setattr__(self, name, float(value))
+        check_choice("precision", self.precision, PRECISIONS)
+        check_choice("net", self.net, NETS)
+
+
+NETS = ("resnet50", "resnet26", "resnet18", "resnet10")
+RECIPES: dict[str, type[Any]] = {"digits": NoRecipe, "cifar10": NoRecipe, "imagenet": ImageNet}
+
+
+@functools.cache
+def names(task: str | None = None) -> list[str]:
+    """What can be chosen for a task, or for any."""
+    kinds = [RECIPES[task]] if task in RECIPES else RECIPES.values()
+    return list(dict.fromkeys(field.name for kind in kinds for field in dataclasses.fields(kind)))
+
+
+def check_choice(name: str, value: Any, known: tuple[str, ...]) -> None:
+    """One of some words."""
+    if value not in known:
+        near = difflib.get_close_matches(str(value), known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}."
+        raise ValueError(f"there is no {name} {value!r}; {hint}")
+
+
+def check_whole(name: str, value: Any, least: int) -> None:
+    """A whole number, not too small."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a whole number, at least {least}; got {value!r}.")

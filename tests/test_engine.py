@@ -194,7 +194,7 @@ def wait_for_an_epoch(process, path):
     while process.poll() is None:
         if path.exists():
             with Store(path) as store:
-                if any(store.under_way().values()):
+                if any(epochs for epochs, _ in store.under_way().values()):
                     return
         time.sleep(0.1)
     raise AssertionError("the supervisor ended before a run was under way")

@@ -45,7 +45,7 @@ from carryclip.experiments.store import Store
 
 def kill_soon(cluster, node, store):
     with Store(store) as opened:
-        while sum(opened.under_way().values()) < 4:
+        while sum(epochs for epochs, _ in opened.under_way().values()) < 4:
             time.sleep(0.05)
     cluster.remove_node(node, allow_graceful=False)
     print("killed a node", flush=True)

@@ -84,6 +84,8 @@ def reproduce(
     gpus: Annotated[float, Parameter(group=_Studies)] = 0.0,
     timeout: Annotated[float | None, Parameter(group=_Studies)] = 24.0,
     memory: Annotated[float | None, Parameter(group=_Studies)] = None,
+    data: Annotated[str | None, Parameter(group=_Studies)] = None,
+    strict: Annotated[bool, Parameter(group=_Studies)] = False,
     store: Annotated[str, Parameter(group=_Studies)] = STORE,
     resume: Annotated[bool, Parameter(group=_Studies)] = True,
     retry: Annotated[bool, Parameter(group=_Studies)] = False,
@@ -104,8 +106,9 @@ def reproduce(
     Args:
         what: a figure: aliasing, quadratics, bias, carry-bounds, adaptive-bounds, regret, norm-carry, wind-up, or
             "theory" for all of these (a minute and a half); corrupted-rank; or studies: digits-smoke, cifar10-small,
-            cifar10-slice, cifar10-paper, or a .toml file of your own. "carryclip plan" says how long they take.
-        tier: all studies of a tier.
+            cifar10-slice, cifar10-paper, imagenet-smoke, imagenet-mini, imagenet-paper, or a .toml file of your own.
+            "carryclip plan" says how long they take.
+        tier: all studies of a tier, or those of the families that are named: digits, cifar10, imagenet.
         only: a part of a study: field=value or field=value,value; several times for several fields.
         engine: "local" for processes on this machine, "ray" for a cluster.
         address: of the Ray cluster; "auto" for one that runs here.
@@ -115,6 +118,8 @@ def reproduce(
         gpus: share of a GPU for each worker on a cluster.
         timeout: hours after which a run is given up.
         memory: GB that a worker may take before its run is given up.
+        data: folder of images for imagenet: train and val, in each a folder per class; the smoke tier makes its own.
+        strict: let an image that cannot be read end its run, instead of counting it.
         store: file for the results.
         resume: go on with the store that is there; --no-resume sets it aside.
         retry: do runs again that crashed, ran out of memory or took too long.
@@ -143,6 +148,8 @@ def reproduce(
         gpus=gpus,
         timeout=timeout,
         memory=memory,
+        data=data,
+        strict=strict,
     )
     return main(
         what,
@@ -217,16 +224,17 @@ def report(*study: str, store: str = STORE, theory: str | None = None, out: str 
 
 
 @app.command
-def replay(run: str, /, *, store: str = STORE) -> int:
+def replay(run: str, /, *, store: str = STORE, data: str | None = None) -> int:
     """Do one run again and compare every number with its record.
 
     Args:
         run: its id, or the beginning of it.
         store: the file with the record.
+        data: folder of images, for a run of imagenet.
     """
     from carryclip.experiments.replay import main
 
-    return main(run, store)
+    return main(run, store, data)
 
 
 @app.command

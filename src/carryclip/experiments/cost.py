@@ -17,6 +17,8 @@ def method_of(spec: Spec) -> Method:
 
 def examples_of(spec: Spec) -> int:
     """Size of the training set."""
+    if spec.task == "imagenet":
+        return spec.recipe.images
     return spec.examples if spec.examples is not None else EXAMPLES[spec.task]
 
 
@@ -47,5 +49,6 @@ class Rates:
 
 def weight(spec: Spec, epochs: float) -> float:
     """A guess at the cost of a run in no particular unit, for weighing runs against each other."""
-    per_example, per_step = {"digits": (1e-5, 1e-3), "cifar10": (1.2e-3, 5e-3)}[spec.task]
+    costs = {"digits": (1e-5, 1e-3), "cifar10": (1.2e-3, 5e-3), "imagenet": (1e-3, 1e-2)}
+    per_example, per_step = costs[spec.task]
     return epochs * (examples_of(spec) * per_example + steps_of(spec) * per_step) + 0.2

@@ -77,6 +77,11 @@ def names() -> list[str]:
     return sorted(entry.name.removesuffix(".toml") for entry in _folder().iterdir() if entry.name.endswith(".toml"))
 
 
+def families() -> list[str]:
+    """What studies that ship are about: the first word of their names."""
+    return sorted({name.partition("-")[0] for name in names()})
+
+
 def read(text: str, where: str) -> Study:
     """A study from TOML."""
     try:

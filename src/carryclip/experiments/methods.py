@@ -72,7 +72,9 @@ class Samples:
     def means(self) -> dict[str, float | None]:
         """None for what there is not, or what is not finite."""
         found = self.values()
-        return {name: _mean(found.get(name, [])) for name in self.NAMES}
+        # A region that learns its radius has none at its first steps.
+        radii = [radius for radius in found.get("radius_norm", []) if radius != math.inf]
+        return {name: _mean(radii if name == "radius_norm" else found.get(name, [])) for name in self.NAMES}
 
 
 def _mean(values: list[float]) -> float | None:

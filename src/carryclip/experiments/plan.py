@@ -12,6 +12,7 @@ from carryclip.experiments import cost, grid
 from carryclip.experiments.database import StoreError
 from carryclip.experiments.engine.settings import Options
 from carryclip.experiments.output import complain
+from carryclip.experiments.records import duration
 from carryclip.experiments.store import Store
 
 
@@ -53,7 +54,7 @@ def main(chosen: Sequence[grid.Study], typed: str, *, store: str, workers: int, 
         expected, most = (estimate(pairs, rates, workers) for pairs in (left, longest))
         steps = sum(cost.steps_of(spec) * epochs for spec, epochs in left)
         runs = f"{len(study.specs):,}"
-        table.add_row(study.name, study.tier, runs, f"{len(done):,}", said(steps), hours(expected), hours(most))
+        table.add_row(study.name, study.tier, runs, f"{len(done):,}", said(steps), duration(expected), duration(most))
     console.print(table)
     console.print(
         f"Expected: each run stops at its target after as many epochs as is typical of the study. At most: none does. "
@@ -88,15 +89,6 @@ def said(number: float) -> str:
         if number >= unit:
             return f"{number / unit:.3g} {name}"
     return f"{number:.0f}"
-
-
-def hours(seconds: float) -> str:
-    """A duration in the unit that a person would choose."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.1f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:,.0f} days"
 
 
 def default_workers(threads: int = 1, device: str = "cpu") -> int:

@@ -5,6 +5,16 @@ from typing import Any, Literal
 
 from carryclip.experiments.spec import Spec
 
+
+def duration(seconds: float) -> str:
+    """In the unit that a person would choose."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:,.0f} days"
+
+
 Outcome = Literal["reached", "not_reached", "diverged", "oom", "timeout", "crashed"]
 OUTCOMES: tuple[Outcome, ...] = ("reached", "not_reached", "diverged", "oom", "timeout", "crashed")
 FAULTS: tuple[Outcome, ...] = ("oom", "timeout", "crashed")
@@ -41,6 +51,10 @@ class Progress:
     """Seconds to the end of the run."""
     broken: int = 0
     """Files that could not be read."""
+
+    def __str__(self) -> str:
+        unread = f", {self.broken} files unreadable" if self.broken else ""
+        return f"step {self.step:,} of {self.steps:,}, {self.rate:,.0f}/s, {duration(self.left)} left{unread}"
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ from carryclip.experiments.database import StoreError
 from carryclip.experiments.engine import work
 from carryclip.experiments.engine.settings import Setting
 from carryclip.experiments.output import complain
-from carryclip.experiments.records import End, Epoch
+from carryclip.experiments.records import End, Epoch, Progress
 from carryclip.experiments.status import find
 from carryclip.experiments.store import Store
 
 COMPARED = [field.name for field in fields(Epoch) if field.name != "seconds"]
 
 
-def main(start: str, path: str) -> int:
+def main(start: str, path: str, data: str | None = None) -> int:
     """0 if every number is the same, 1 if one differs, 2 if there is nothing to compare with."""
     console = Console()
     try:
@@ -32,7 +32,8 @@ def main(start: str, path: str) -> int:
         complain(console, f"Run {run} is not done yet; see carryclip status --store {path}")
         return 2
     threads = int(record.environment.get("threads", 1))
-    setting = Setting(threads=threads, device=record.environment.get("device", "cpu"), paths=(os.getcwd(),))
+    device = record.environment.get("device", "cpu")
+    setting = Setting(threads=threads, device=device, paths=(os.getcwd(),), data=data)
     console.print(f"{run}: {record.spec.canonical}", highlight=False, markup=False)
     again: list[Epoch] = []
     end: End | None = None
@@ -41,8 +42,10 @@ def main(start: str, path: str) -> int:
             if isinstance(event, End):
                 end = event
                 break
-            again.append(event)
-            status.update(f"Training: epoch {event.epoch} of {len(recorded)}")
+            if isinstance(event, Epoch):
+                again.append(event)
+            said = f", {event}" if isinstance(event, Progress) else ""
+            status.update(f"Training: epoch {event.epoch} of {len(recorded)}{said}")
     different = differences(recorded, again)
     if end is not None and (end.outcome, end.reached) != (record.outcome, record.reached):
         complain(console, f"It ended otherwise: recorded {record.outcome}, now {end.outcome}. {end.message or ''}")

@@ -1,10 +1,12 @@
 """The command behind ``carryclip reproduce``: figures of the theory and studies by name, by tier or from a file."""
 
 import importlib.util
+import os
 import sqlite3
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from rich.console import Console
 
 from carryclip.experiments import grid, recipes
 from carryclip.experiments.cost import EXAMPLES
+from carryclip.experiments.data.unpack import DataError
 from carryclip.experiments.database import StoreError
 from carryclip.experiments.engine.settings import Options
 from carryclip.experiments.output import complain, make_folder
@@ -28,8 +31,13 @@ def studies(what: Sequence[str], tier: str | None) -> list[grid.Study]:
     tiers = ("smoke", "small", "paper")
     if tier is not None and tier not in tiers:
         raise InputError(f"There is no tier {tier!r}; there are {', '.join(tiers)}.")
-    named = [grid.load(name) for name in dict.fromkeys(what)]
-    tiered = [study for study in map(grid.load, grid.names()) if study.tier == tier] if tier else []
+    families = {name for name in what if name in grid.families()}
+    named = [grid.load(name) for name in dict.fromkeys(what) if name not in families]
+    shipped = [grid.load(name) for name in grid.names() if not families or name.partition("-")[0] in families]
+    tiered = [study for study in shipped if study.tier == tier] if tier else []
+    if families and not tier:
+        offered = ", ".join(f"{study.name} (--tier {study.tier})" for study in shipped)
+        raise InputError(f"Of which size? There are {offered}.")
     chosen = list({study.name: study for study in (*named, *tiered)}.values())
     if not chosen:
         raise InputError(f"Which study? There are {', '.join(grid.names())}; or --tier smoke, or a .toml file.")
@@ -90,8 +98,13 @@ def main(
     try:
         chosen, wanted = studies(what, tier), restriction(only)
         check_options(options)
+        options, team = _gathered(chosen, options)
+        if team is not None and not team.leads:
+            return _follow(Path(store), options, team)
+        chosen = with_images(chosen, options.data, console)
         _check(chosen, wanted, options, theory)
-    except ValueError as error:
+        _check_cut(chosen, team)
+    except (ValueError, DataError) as error:
         complain(console, error)
         return 2
     folder = make_folder(out, console)
@@ -103,7 +116,7 @@ def main(
     try:
         if not resume:
             _set_aside(path, console)
-        code = supervise(chosen, path, options, console, wanted, retry=retry)
+        code = supervise(chosen, path, options, console, wanted, retry=retry, team=team)
     except (StoreError, sqlite3.Error, ValueError, ConnectionError) as error:
         complain(console, error)
         return 2
@@ -119,6 +132,59 @@ def main(
     return report(store, [study.name for study in chosen], out, theory) or code
 
 
+def _gathered(chosen: Sequence[grid.Study], options: Options) -> tuple[Options, Any]:
+    """Options as they are meant, and the processes that work together, if torchrun has started some."""
+    images = any("imagenet" in study.tasks for study in chosen)
+    if images and options.data is None and all(study.tier == "smoke" for study in chosen):
+        from carryclip.experiments.imagenet.made import made_folder
+
+        options = replace(options, data=str(made_folder()))
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        return options, None
+    others = {task for study in chosen for task in study.tasks} - {"imagenet"}
+    if others:
+        raise InputError(f"torchrun is for imagenet; {', '.join(sorted(others))} runs in workers, without it.")
+    from carryclip.experiments.team import join
+
+    return replace(options, engine="torchrun"), join(options.device)
+
+
+def _follow(store: Path, options: Options, team: Any) -> int:
+    from carryclip.experiments.engine.supervise import setting_of
+    from carryclip.experiments.engine.together import follow
+
+    return follow(setting_of(store, options), team)
+
+
+def with_images(chosen: Sequence[grid.Study], data: str | None, console: Console) -> list[grid.Study]:
+    """Studies of images, on the folder that there is."""
+    if not any("imagenet" in study.tasks for study in chosen):
+        return list(chosen)
+    from carryclip.experiments.imagenet import made
+    from carryclip.experiments.imagenet.folder import look_through
+
+    if data is None:
+        raise InputError("Where are the images? Say --data DIR: a folder with train and val, in each one per class.")
+    if data == str(made.made_folder()):
+        made.make()
+    folder = look_through(data)
+    console.print(f"{folder}.", highlight=False)
+    return [study.with_settings("imagenet", folder.settings) for study in chosen]
+
+
+def _check_cut(chosen: Sequence[grid.Study], team: Any) -> None:
+    """Before anything starts: can batches be divided among the processes?"""
+    images = [spec for study in chosen for spec in study.specs if spec.task == "imagenet"]
+    if images:
+        from carryclip.experiments.imagenet.stream import Cut, Order
+
+        for spec in images:
+            Cut(spec.batch, spec.recipe.micro, size=1 if team is None else team.size)
+            Order(spec.recipe.images, spec.batch, spec.epochs, spec.seed)
+            if spec.recipe.warmup >= spec.epochs:
+                raise InputError(f"A warm-up of {spec.recipe.warmup} epochs leaves none of {spec.epochs}.")
+
+
 def _check(chosen: Sequence[grid.Study], wanted: dict[str, set[str]], options: Options, theory: str | None) -> None:
     """Before anything starts: is there something to do, and all that it needs? A run's failure is for good."""
     specs = [spec for study in chosen for spec in study.specs if grid.matches(spec, wanted)]
@@ -129,8 +195,13 @@ def _check(chosen: Sequence[grid.Study], wanted: dict[str, set[str]], options: O
             f"{theory} has no figures of the theory; carryclip reproduce theory --out {theory} makes them."
         )
     for spec in specs:
-        if spec.examples is not None and spec.examples > EXAMPLES[spec.task]:
-            raise InputError(f"{spec.task} has {EXAMPLES[spec.task]:,} training examples, not {spec.examples:,}.")
+        if spec.examples is not None and spec.examples > EXAMPLES.get(spec.task, 0):
+            most = EXAMPLES.get(spec.task)
+            raise InputError(
+                f"{spec.task} takes no number of examples."
+                if most is None
+                else f"{spec.task} has {most:,} training examples, not {spec.examples:,}."
+            )
     if any(spec.task == "cifar10" for spec in specs) and options.engine == "local":
         from carryclip.experiments.data.cifar10 import DataError, load_cifar10
 

@@ -54,9 +54,9 @@ def overview(store: Store) -> Group:
         done = sum(progress[outcome] for outcome in OUTCOMES)
         counts = [f"{progress[column]:,}" for column in columns]
         table.add_row(study, f"{done:,} of {sum(progress.values()):,}", *counts)
-    running = Table("run", "epoch", title="under way", title_justify="left")
-    for run, epochs in list(store.under_way().items())[:20]:
-        running.add_row(run, str(epochs))
+    running = Table("run", "epoch", "now", title="under way", title_justify="left")
+    for run, (epochs, said) in list(store.under_way().items())[:20]:
+        running.add_row(run, str(epochs), said)
     return Group(table, running) if running.row_count else Group(table)
 
 

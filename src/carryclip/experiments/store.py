@@ -61,7 +61,8 @@ class Store(Database):
                 (study, now, limit),
             ).fetchall()
             mine = [(owner, now + lease, run) for run, _ in rows]
-            db.executemany("UPDATE runs SET state = 'running', owner = ?, lease = ? WHERE id = ?", mine)
+            query = "UPDATE runs SET state = 'running', owner = ?, lease = ?, message = NULL WHERE id = ?"
+            db.executemany(query, mine)
         return [Spec.from_canonical(spec) for _, spec in rows]
 
     def restrict(self, runs: Iterable[str] | None) -> None:
@@ -100,7 +101,10 @@ class Store(Database):
     def give_back(self, owner: str) -> int:
         """Let others have what ``owner``, or ``owner/...``, has taken and not finished; how many runs that are."""
         with self._transaction() as db:
-            query = f"UPDATE runs SET state = 'waiting', owner = NULL, lease = NULL WHERE {_MINE} AND state = 'running'"
+            query = (
+                "UPDATE runs SET state = 'waiting', owner = NULL, lease = NULL, message = NULL "
+                f"WHERE {_MINE} AND state = 'running'"
+            )
             return db.execute(query, {"owner": owner}).rowcount
 
     def begin(self, run: str, owner: str) -> bool:
@@ -123,6 +127,14 @@ class Store(Database):
             if not self._owns(run, owner):
                 return False
             db.execute(f"INSERT OR REPLACE INTO epochs (run, {names}) VALUES (:run, {marks})", {"run": run, **row})
+            return True
+
+    def note(self, run: str, owner: str, text: str) -> bool:
+        """Write how far a run is; False, and nothing written, if the run is not the owner's."""
+        with self._transaction() as db:
+            if not self._owns(run, owner):
+                return False
+            db.execute("UPDATE runs SET message = ? WHERE id = ?", (text, run))
             return True
 
     def finish(
@@ -177,13 +189,13 @@ class Store(Database):
         """Ids of all runs that are done."""
         return {run for (run,) in self._db.execute("SELECT id FROM runs WHERE state = 'done'")}
 
-    def under_way(self) -> dict[str, int]:
-        """How many epochs each run that is running has behind it."""
+    def under_way(self) -> dict[str, tuple[int, str]]:
+        """How many epochs each run that is running has behind it, and what it says about the present one."""
         query = (
-            "SELECT runs.id, coalesce((SELECT max(epoch) FROM epochs WHERE run = runs.id), 0) "
+            "SELECT runs.id, coalesce((SELECT max(epoch) FROM epochs WHERE run = runs.id), 0), coalesce(message, '') "
             "FROM runs WHERE state = 'running'"
         )
-        return dict(self._db.execute(query))
+        return {run: (epochs, said) for run, epochs, said in self._db.execute(query)}
 
     def records(self, study: str, outcomes: Sequence[Outcome] | None = None) -> Iterator[Record]:
         """The runs of a study in its order: all, or those that ended so."""

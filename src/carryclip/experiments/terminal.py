@@ -2,6 +2,7 @@
 
 from rich.table import Table
 
+from carryclip.experiments.analysis import accuracy
 from carryclip.experiments.analysis.naming import OPTIMIZERS
 from carryclip.experiments.analysis.summary import Cell, Setting, Summary
 
@@ -10,7 +11,12 @@ MOST = 40
 
 
 def table(summary: Summary) -> Table:
-    """Epochs to the target at the best learning rate, by setting and batch size."""
+    """Epochs to the target at the best learning rate, by setting and batch size; of ImageNet, accuracies."""
+    if summary.task == "imagenet":
+        shown = Table(*accuracy.heads(summary), title=summary.described, title_justify="left")
+        for line in accuracy.words(summary, accuracy.rows_of(summary)):
+            shown.add_row(*line)
+        return shown
     shown = Table(
         title=f"{summary.data}: epochs to {summary.target:.0%}, median (range) over seeds at the best learning rate",
         title_justify="left",

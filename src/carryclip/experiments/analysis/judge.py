@@ -1,9 +1,9 @@
-"""From the cells of a study to a line for each of the paper's claims about CIFAR-10."""
+"""From the cells of a study to a line for each of the paper's claims about training."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from carryclip.experiments.analysis import evidence
+from carryclip.experiments.analysis import accuracy, evidence
 from carryclip.experiments.analysis.evidence import Evidence
 from carryclip.experiments.analysis.summary import Summary, runs_of
 from carryclip.experiments.claims import Claim
@@ -21,6 +21,8 @@ class Question:
 
 def judge(summary: Summary) -> list[Claim]:
     """One line per claim. Runs of the smoke tier, and other data than CIFAR-10, show their numbers but no verdict."""
+    if summary.task == "imagenet":
+        return accuracy.judged(summary)
     return [_claim(summary, name, question) for name, question in QUESTIONS.items()]
 
 

@@ -8,8 +8,8 @@ from carryclip.experiments.spec import Spec, parse, policy_of
 from carryclip.moments import EWMA
 from carryclip.regions import Adaptive, Component, Norm
 
-OPTIMIZERS = {"sgd": "SGD", "momentum": "momentum", "adam": "Adam"}
-TASKS = {"cifar10": "CIFAR-10", "digits": "scikit-learn's digits"}
+OPTIMIZERS = {"sgd": "SGD", "momentum": "momentum", "nesterov": "Nesterov momentum", "adam": "Adam"}
+TASKS = {"cifar10": "CIFAR-10", "digits": "scikit-learn's digits", "imagenet": "ImageNet"}
 METHODS = ("none", "clip", "U-Clip", "U-Clip, Gated")
 """The methods that come first, in this order."""
 

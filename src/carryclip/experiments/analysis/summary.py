@@ -206,7 +206,19 @@ class Summary:
     @property
     def data(self) -> str:
         """The data in words."""
+        if self.task == "imagenet":
+            recipe = self.cells[0].records[0].spec.recipe
+            whole = recipe.data == "imagenet" or recipe.images > 1_000_000
+            counted = f"{recipe.classes:,} classes, {recipe.images:,} images of {recipe.image} pixels, {recipe.net} v2"
+            return f"{data_name(self.task, None) if whole else 'a folder'}: {counted}"
         return data_name(self.task, self.examples)
+
+    @property
+    def described(self) -> str:
+        """The same, and when a run is over."""
+        if self.target == math.inf:
+            return f"{self.data}, {max(cell.limit for cell in self.cells)} epochs"
+        return f"{self.data}, target {100 * self.target:g} % train accuracy"
 
     @cached_property
     def outcomes(self) -> Counter[str]:

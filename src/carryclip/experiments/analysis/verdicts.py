@@ -1,4 +1,4 @@
-"""The rules by which the paper's claims about CIFAR-10 are judged: pure functions of a few numbers.
+"""The rules by which the paper's claims about training are judged: pure functions of a few numbers.
 
 Ratios are of epochs to the target, below 1 if the method is faster than what it is compared with. With fewer than
 three seeds nothing is judged. "Slowed" is the list of claims' own word: a ratio above 1.05. Where the paper says
@@ -20,6 +20,8 @@ CLEARLY = 0.8
 """A clear speed-up saves a fifth of the epochs."""
 RARELY, SOMETIMES = 0.1, 1 / 3
 OFTEN, AT_TIMES = 1 / 2, 1 / 4
+AGREES = 0.5
+"""Percent of accuracy that two numbers may differ by."""
 
 
 def speeds_up(effects: Sequence[Effect]) -> Verdict:
@@ -92,6 +94,18 @@ def no_benefit(effect: Effect, faster: int, cells: int) -> Verdict:
     if effect.high < LITTLE:
         return "contradicted"
     return "holds in part" if faster > cells / 4 else "holds"
+
+
+def same_table(rows: Sequence[tuple[float, float, float]], expected: int) -> Verdict:
+    """I1, from (ours, the paper's median, its range) of each row, in percent.
+
+    A row agrees if ours is within half a percent, or twice the paper's range if that is more. Holds if all rows agree,
+    in part if three quarters do.
+    """
+    if len(rows) < expected:
+        return "inconclusive"
+    agree = sum(abs(ours - median) <= max(AGREES, 2 * spread) for ours, median, spread in rows)
+    return "holds" if agree == expected else "holds in part" if agree >= 3 * expected / 4 else "contradicted"
 
 
 def _too_few(effects: Sequence[Effect]) -> bool:

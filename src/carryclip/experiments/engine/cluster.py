@@ -12,7 +12,7 @@ from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 from carryclip.experiments.engine import work
 from carryclip.experiments.engine.owners import Claims, free_the_dead
 from carryclip.experiments.engine.settings import Setting
-from carryclip.experiments.records import End, Epoch
+from carryclip.experiments.records import End, Epoch, Progress
 from carryclip.experiments.spec import Spec
 from carryclip.experiments.store import Store
 
@@ -20,7 +20,7 @@ DEATHS = 3
 """Workers that a run may lose on nodes that live on: a segfault cannot be told from a kill."""
 
 
-def _train(canonical: str, setting: Setting) -> Iterator[tuple[Epoch | End | None, dict[str, Any]]]:
+def _train(canonical: str, setting: Setting) -> Iterator[tuple[Epoch | Progress | End | None, dict[str, Any]]]:
     """On a worker: what a run has to tell; nothing first, to say that it has begun."""
     told = work.environment(setting)
     yield None, told
@@ -84,6 +84,9 @@ class RayEngine:
         finally:
             for flight in self._flying:
                 ray.cancel(flight, force=True)
+
+    def close(self) -> None:
+        """The cluster stays."""
 
     def _check_room(self) -> None:
         """A task that no node can ever run would wait for ever without a word."""
@@ -161,7 +164,7 @@ class RayEngine:
         self._write(flight, end, told)
         self._forget(flight)
 
-    def _write(self, flight: Any, event: Epoch | End, told: dict[str, Any]) -> bool:
+    def _write(self, flight: Any, event: Epoch | Progress | End, told: dict[str, Any]) -> bool:
         spec, claim = self._flying[flight]
         return work.write(self.store, claim, spec, event, told)
 

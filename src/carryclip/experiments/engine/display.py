@@ -8,8 +8,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from carryclip.experiments.cost import weight
 from carryclip.experiments.grid import Study
-from carryclip.experiments.plan import hours
-from carryclip.experiments.records import OUTCOMES
+from carryclip.experiments.records import OUTCOMES, duration
 from carryclip.experiments.store import Store
 
 REFRESH, PLAIN = 1.0, 30.0
@@ -58,7 +57,7 @@ class Display:
     def _done(self) -> float:
         """Weight of what is done, runs that are under way by their epochs."""
         finished = sum(self._weights[run] for run in self.store.done() & self._weights.keys())
-        for run, epochs in self.store.under_way().items():
+        for run, (epochs, _) in self.store.under_way().items():
             if run in self._weights:
                 finished += self._weights[run] * min(1.0, epochs / self._typical[run])
         return finished
@@ -68,7 +67,7 @@ class Display:
         gained, spent = done - self._at_start, time.monotonic() - self._begun
         if (gained <= 0.01 * self._total and spent < 60.0) or gained <= 0.0:
             return "time left: not known yet"
-        return f"about {hours(spent * max(0.0, self._total - done) / gained)} left"
+        return f"about {duration(spent * max(0.0, self._total - done) / gained)} left"
 
 
 def tally(progress: Counter[str]) -> str:

@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
 
-from pebble import ProcessExpired, ProcessPool
+from pebble import CONSTS, ProcessExpired, ProcessPool
 
 from carryclip.experiments.engine import work
 from carryclip.experiments.engine.owners import Claims, free_the_dead
@@ -24,6 +24,8 @@ from carryclip.experiments.store import Store
 Tick = Callable[[], None]
 KILLS = 20
 """Times that a run may be killed from outside before it is given up."""
+PATIENCE = 30.0
+"""Seconds that a worker has to save its run when it is asked to stop."""
 BREAKS = 5
 """Pools in a row that may break before one of their runs has ended."""
 FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT, int(signal.SIGTERM)}
@@ -69,6 +71,9 @@ class LocalEngine:
                     "Worker processes do not start, or die at once. Is there memory for them? A script that calls "
                     'this needs the line: if __name__ == "__main__":'
                 )
+
+    def close(self) -> None:
+        """Each study has had a pool of its own."""
 
     def _work(self, pool: ProcessPool, study: str, tick: Tick) -> None:
         while True:
@@ -142,6 +147,7 @@ class LocalEngine:
     @contextmanager
     def _pool(self) -> Iterator[ProcessPool]:
         context = multiprocessing.get_context("spawn")
+        CONSTS.term_timeout = PATIENCE
         pool = ProcessPool(self.workers, initializer=work.die_with_parent, initargs=(os.getpid(),), context=context)
         try:
             yield pool

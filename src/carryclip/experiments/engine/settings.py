@@ -10,7 +10,7 @@ CHECKPOINT_SECONDS = 60.0
 class Options:
     """What the supervisor is told."""
 
-    engine: Literal["local", "ray"] = "local"
+    engine: Literal["local", "ray", "torchrun"] = "local"
     address: str | None = None
     workers: int | None = None
     threads: int = 1
@@ -20,6 +20,9 @@ class Options:
     """Seconds that a run may take."""
     memory: float | None = None
     every: float = CHECKPOINT_SECONDS
+    data: str | None = None
+    """Folder of images."""
+    strict: bool = False
 
 
 @dataclass(frozen=True)
@@ -37,3 +40,7 @@ class Setting:
     commit: str | None = None
     paths: tuple[str, ...] = ()
     """Where else to look for methods of one's own."""
+    data: str | None = None
+    """Folder of images, for tasks that need one."""
+    strict: bool = False
+    """Whether an image that cannot be read ends the run."""

@@ -16,8 +16,7 @@ from carryclip.experiments.engine.owners import Heart, free_the_dead, new_owner
 from carryclip.experiments.engine.settings import Options, Setting
 from carryclip.experiments.grid import Study, matches
 from carryclip.experiments.output import complain
-from carryclip.experiments.plan import hours
-from carryclip.experiments.records import FAULTS
+from carryclip.experiments.records import FAULTS, duration
 from carryclip.experiments.store import Store
 
 
@@ -29,6 +28,7 @@ def supervise(
     only: Mapping[str, Collection[str]] | None = None,
     *,
     retry: bool = False,
+    team: Any = None,
 ) -> int:
     """Run studies to their end: 0 if all went well, 1 if runs failed, 130 if stopped.
 
@@ -39,6 +39,7 @@ def supervise(
         console: where to say how far it is.
         only: field → values of the runs that are wanted.
         retry: do runs again that failed for reasons of their own.
+        team: the processes that torchrun has started, of which this one leads.
     """
     owner = new_owner()
     begun = time.monotonic()
@@ -50,13 +51,14 @@ def supervise(
             if retry:
                 store.retry(study.name, FAULTS)
         free_the_dead(store)
-        engine = _engine(store, owner, options)
+        engine = _engine(store, owner, options, team)
         try:
             with _stoppable():  # after the engine, since Ray takes the signals for itself
                 for study in studies:
                     store.restrict(wanted[study.name])
                     with Display(console, store, study, wanted[study.name]) as display:
                         engine.run(study.name, display.tick)
+                engine.close()
         except KeyboardInterrupt:
             store.give_back(owner)
             console.print(
@@ -81,7 +83,7 @@ def _conclude(
         records = store.records(study.name, FAULTS)
         failed.update(str(record.outcome) for record in records if record.spec.id in wanted[study.name])
         progress = store.progress(study.name)
-        console.print(f"{study.name}: {tally(progress)}; {hours(spent)}.", highlight=False, markup=False)
+        console.print(f"{study.name}: {tally(progress)}; {duration(spent)}.", highlight=False, markup=False)
     if not failed:
         return 0
     said = ", ".join(f"{count} {fault}" for fault, count in failed.items())
@@ -93,31 +95,42 @@ def _conclude(
     return 1
 
 
-def _folder(store: Store) -> Path:
+def _folder(store: Path) -> Path:
     """Where checkpoints are."""
-    path = store.path.resolve()
+    path = store.resolve()
     return path.with_name(f"{path.name}.checkpoints")
 
 
 def _sweep(store: Store) -> None:
     """Remove checkpoints of runs that are done."""
     done = store.done()
-    for left in _folder(store).glob("*.pt*"):
+    for left in _folder(store.path).glob("*.pt*"):
         if left.name.partition(".")[0] in done:
             left.unlink(missing_ok=True)
 
 
-def _engine(store: Store, owner: str, options: Options) -> Any:
-    """The engine of the options' choice."""
-    setting = Setting(
+def setting_of(path: Path, options: Options) -> Setting:
+    """What workers are told."""
+    return Setting(
         threads=options.threads,
         device=options.device,
         memory=options.memory,
-        checkpoints=str(_folder(store)),
+        checkpoints=str(_folder(path)),
         every=options.every,
         commit=work.commit(),
         paths=(str(Path.cwd()),),
+        data=options.data,
+        strict=options.strict,
     )
+
+
+def _engine(store: Store, owner: str, options: Options, team: Any) -> Any:
+    """The engine of the options' choice."""
+    setting = setting_of(store.path, options)
+    if options.engine == "torchrun":
+        from carryclip.experiments.engine.together import TogetherEngine
+
+        return TogetherEngine(store, owner, setting, team)
     if options.engine == "ray":
         from carryclip.experiments.engine.cluster import RayEngine
 

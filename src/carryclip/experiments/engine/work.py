@@ -1,5 +1,6 @@
 """What happens in a worker: train one run, and make an outcome of whatever goes wrong."""
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -8,14 +9,15 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from carryclip.experiments.engine.settings import Setting
-from carryclip.experiments.records import End, Epoch
+from carryclip.experiments.records import End, Epoch, Progress
 from carryclip.experiments.spec import Spec
 from carryclip.experiments.store import Store
 
@@ -44,13 +46,43 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def events(spec: Spec, setting: Setting) -> Iterator[Epoch | End]:
-    """What a run has to tell, its end in any case."""
-    try:
-        prepare(setting)
+class StoppedError(Exception):
+    """A run was asked to stop and has saved what it had."""
+
+
+def trained(
+    spec: Spec, setting: Setting, *, team: Any = None, stop: Callable[[], bool] = lambda: False
+) -> Iterator[Epoch | Progress | End]:
+    """What a run has to tell, if nothing goes wrong.
+
+    Args:
+        spec: what to train.
+        setting: where and how.
+        team: processes that train it together.
+        stop: whether to save and stop; only long runs ask.
+    """
+    prepare(setting)
+    file, common = checkpoint_of(spec, setting), {"every": setting.every, "device": setting.device}
+    if spec.task != "imagenet":
         from carryclip.experiments.training import train
 
-        yield from train(spec, checkpoint_of(spec, setting), every=setting.every, device=setting.device)
+        yield from train(spec, file, **common)
+        return
+    from carryclip.experiments.imagenet import train as imagenet
+
+    given = {"data": setting.data, "strict": setting.strict, "team": team, "threads": 2 * setting.threads}
+    try:
+        yield from imagenet.train(spec, file, **common, **given, stop=stop)
+    except imagenet.StoppedError as error:
+        raise StoppedError(str(error)) from None
+
+
+def events(spec: Spec, setting: Setting, stop: Callable[[], bool] = lambda: False) -> Iterator[Epoch | Progress | End]:
+    """What a run has to tell, its end in any case but a stop."""
+    try:
+        yield from trained(spec, setting, stop=stop)
+    except StoppedError:
+        raise
     except (Exception, SystemExit) as error:  # a module of the user's may well try to exit
         told = "".join(traceback.format_exception(error))[-MESSAGE_LENGTH:]
         yield End("oom" if _out_of_memory(error) else "crashed", message=told)
@@ -61,10 +93,12 @@ def checkpoint_of(spec: Spec, setting: Setting) -> Path | None:
     return None if setting.checkpoints is None else Path(setting.checkpoints) / f"{spec.id}.pt"
 
 
-def write(store: Store, owner: str, spec: Spec, event: Epoch | End, environment: dict[str, Any]) -> bool:
+def write(store: Store, owner: str, spec: Spec, event: Epoch | Progress | End, environment: dict[str, Any]) -> bool:
     """Put an event in the store; False if the run is no longer ours."""
     if isinstance(event, Epoch):
         return (event.epoch > 1 or store.begin(spec.id, owner)) and store.record(spec.id, owner, event)
+    if isinstance(event, Progress):
+        return store.note(spec.id, owner, str(event))
     return store.finish(
         spec.id, owner, event.outcome, reached=event.reached, message=event.message, environment=environment
     )
@@ -73,11 +107,29 @@ def write(store: Store, owner: str, spec: Spec, event: Epoch | End, environment:
 def run(canonical: str, path: str, owner: str, setting: Setting) -> None:
     """One run from the store and back to it."""
     spec = Spec.from_canonical(canonical)
-    with Store(path, create=False) as store:
-        for event in events(spec, setting):
-            if not write(store, owner, spec, event, environment(setting)):
-                return
+    # Others start their epoch anew anyway, and are better stopped at once.
+    waits = asked_to_stop() if spec.task == "imagenet" else contextlib.nullcontext(lambda: False)
+    with Store(path, create=False) as store, waits as stop:
+        try:
+            for event in events(spec, setting, stop):
+                if not write(store, owner, spec, event, environment(setting)):
+                    return
+        except StoppedError:
+            return
     clear(spec, setting)
+
+
+@contextlib.contextmanager
+def asked_to_stop() -> Iterator[Callable[[], bool]]:
+    """Let a polite kill, or Ctrl-C, only ask for a stop, so that a run can save itself first."""
+    asked = threading.Event()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, lambda *_: asked.set()) for number in numbers}
+    try:
+        yield asked.is_set
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def clear(spec: Spec, setting: Setting) -> None:

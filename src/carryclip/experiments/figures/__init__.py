@@ -4,7 +4,7 @@ import functools
 from collections.abc import Mapping
 
 from carryclip.experiments.analysis.summary import Summary
-from carryclip.experiments.figures import carry, epochs, faster, outcomes, rates, ratios, regions
+from carryclip.experiments.figures import carry, epochs, faster, images, outcomes, rates, ratios, regions
 from carryclip.experiments.figures.drawn import Drawn, Figure
 from carryclip.experiments.figures.style import RC
 
@@ -24,6 +24,16 @@ FIGURES: Mapping[str, Figure] = {
     "outcomes": Figure("How runs ended", outcomes.draw),
 }
 """In the order of the report."""
+IMAGES: Mapping[str, Figure] = {
+    "accuracy": Figure("The best accuracy of every way of clipping", images.accuracy),
+    "trajectory": Figure("One run: norms and loss", images.trajectory),
+}
+"""The same for ImageNet."""
+
+
+def figures_of(summary: Summary) -> Mapping[str, Figure]:
+    """Those that suit a study."""
+    return IMAGES if summary.task == "imagenet" else FIGURES
 
 
 def draw(name: str, summary: Summary) -> Drawn | None:
@@ -31,4 +41,4 @@ def draw(name: str, summary: Summary) -> Drawn | None:
     import matplotlib
 
     with matplotlib.rc_context(RC):
-        return FIGURES[name].draw(summary)
+        return figures_of(summary)[name].draw(summary)

@@ -48,7 +48,7 @@ def draw(summary: Summary) -> Drawn | None:
         share="none",
         gap=(0.2, 0.4),
     )
-    limits = _limits(traces.values())
+    limits = limits_of(epoch for found in traces.values() for _, each in found for epoch in each)
     for (batch, name), found in traces.items():
         row, column = batches.index(batch), summary.optimizers.index(name)
         panel, strip = made.panels[row][column], made.strips[row][column]
@@ -103,16 +103,16 @@ def _norms(panel: Any, found: Sequence[Trace], given: dict[str, Look]) -> None:
         panel.plot(x, _values(epochs, "carry_norm"), **_line(given[cell.setting.method]))
 
 
-def _limits(traces: Iterable[Sequence[Trace]]) -> tuple[float, float]:
-    """The range of everything shown."""
+def limits_of(epochs: Iterable[Epoch]) -> tuple[float, float]:
+    """The range of all norms."""
     names = ("grad_norm", "carry_norm", "radius_norm")
-    epochs = [epoch for found in traces for _, each in found for epoch in each]
     seen = [value for epoch in epochs for name in names if (value := getattr(epoch, name))]
     return min(seen, default=0.1) / 1.5, max(seen, default=1.0) * 1.5
 
 
-def _axes(panel: Any, limits: tuple[float, float], *, first: bool) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+def log_norms(panel: Any, limits: tuple[float, float]) -> None:
+    """A logarithmic axis with plain numbers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     panel.set_yscale("log")
     panel.set_ylim(*limits)
@@ -120,6 +120,12 @@ def _axes(panel: Any, limits: tuple[float, float], *, first: bool) -> None:
     panel.yaxis.set_major_locator(LogLocator(subs=steps, numticks=9))
     panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     panel.yaxis.set_minor_locator(NullLocator())
+
+
+def _axes(panel: Any, limits: tuple[float, float], *, first: bool) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    log_norms(panel, limits)
     panel.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     panel.tick_params(labelleft=first)
 

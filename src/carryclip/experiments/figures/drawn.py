@@ -32,7 +32,7 @@ def caption(summary: Summary, cells: Iterable[Cell], text: str) -> str:
     size = summary.tier if summary.tier == "paper" else f"{summary.tier}, not the paper's size"
     partial = "" if done == planned else "; partial, so all of it may still change"
     return (
-        f"{text} Data: {summary.data}, target {100 * summary.target:g} % train accuracy; study {summary.study}, "
+        f"{text} Data: {summary.described}; study {summary.study}, "
         f"tier {size}; {done:,} of {planned:,} runs{partial}. Command: {summary.command}"
     )
 

@@ -5,8 +5,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from carryclip.experiments.data.fetch import DataError
+from carryclip.experiments.data.unpack import DataError
 
 ENDINGS = (".jpeg", ".jpg", ".png")
 PARTS = ("train", "val")
@@ -48,6 +49,12 @@ class Folder:
             for name in part.names[:: max(1, len(part) // 1000)]:
                 told.update(f"{(part.root / name).stat().st_size} ".encode())
         return told.hexdigest()[:12]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a spec says of it."""
+        counts = {"classes": len(self.classes), "images": len(self.train), "tests": len(self.val)}
+        return {"data": self.fingerprint, **counts}
 
     def __str__(self) -> str:
         return f"{self.root}: {len(self.classes):,} classes, {len(self.train):,} + {len(self.val):,} images"

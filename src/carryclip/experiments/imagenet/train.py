@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from carryclip.diagnosis import CarryClipWarning
 from carryclip.experiments import checkpoints
-from carryclip.experiments.data.fetch import DataError
+from carryclip.experiments.data.unpack import DataError
 from carryclip.experiments.imagenet.folder import Folder, look_through
 from carryclip.experiments.imagenet.images import MEAN, STD
 from carryclip.experiments.imagenet.resnet import NETS, ResNet, Statistics

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from carryclip.experiments.analysis import accuracy
 from carryclip.experiments.analysis.judge import judge
 from carryclip.experiments.analysis.summary import Summary, summaries
 from carryclip.experiments.claims import Claim
-from carryclip.experiments.figures import FIGURES, draw
+from carryclip.experiments.figures import draw, figures_of
 from carryclip.experiments.figures.drawn import Drawn
 from carryclip.experiments.figures.style import RC
 from carryclip.experiments.output import save_figure, save_rows
@@ -66,6 +67,9 @@ class Section:
     environment: list[tuple[str, str]] = field(default_factory=list)
     crashed: list[tuple[str, str]] = field(default_factory=list)
     pictures: list[Picture] = field(default_factory=list)
+    heads: list[str] = field(default_factory=list)
+    table: list[list[str]] = field(default_factory=list)
+    """A table of results above the figures, and the names of its columns."""
     claims: list[Claim] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
 
@@ -107,7 +111,7 @@ def _section(summary: Summary, anchor: str, folder: Path, formats: Sequence[str]
         name=summary.study,
         title=summary.title,
         tier=summary.tier,
-        data=f"{summary.data}, target {100 * summary.target:g} % train accuracy",
+        data=summary.described,
         command=summary.command,
         done=sum(counts[name] for name in OUTCOMES),
         planned=len(records),
@@ -115,6 +119,8 @@ def _section(summary: Summary, anchor: str, folder: Path, formats: Sequence[str]
         environment=environment(records),
         crashed=crashed(records),
         pictures=_pictures(summary, anchor, place, formats),
+        heads=accuracy.heads(summary) if summary.task == "imagenet" else [],
+        table=accuracy.words(summary, accuracy.rows_of(summary)) if summary.task == "imagenet" else [],
         claims=judge(summary),
         records=records,
     )
@@ -122,7 +128,7 @@ def _section(summary: Summary, anchor: str, folder: Path, formats: Sequence[str]
 
 def _pictures(summary: Summary, anchor: str, place: Path, formats: Sequence[str]) -> list[Picture]:
     found = []
-    for name, entry in FIGURES.items():
+    for name, entry in figures_of(summary).items():
         drawn = draw(name, summary)
         if drawn is not None:
             svg = _write(drawn, place, name, formats)

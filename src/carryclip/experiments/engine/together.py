@@ -1,0 +1,59 @@
+"""Runs one after the other, each trained by all the processes that torchrun has started: one of them leads."""
+
+from collections.abc import Callable
+
+from carryclip.experiments.engine import work
+from carryclip.experiments.engine.owners import Claims
+from carryclip.experiments.engine.settings import Setting
+from carryclip.experiments.spec import Spec
+from carryclip.experiments.store import Store
+from carryclip.experiments.team import Team
+
+
+class TogetherEngine:
+    """The leading process: it alone has the store, and tells the others what to train.
+
+    A process that dies takes the others with it, by torchrun's hand; whoever is started next goes on from the last
+    checkpoint.
+
+    Args:
+        store: where runs come from and go to.
+        owner: in whose name they are taken.
+        setting: for all of the processes.
+        team: these.
+    """
+
+    def __init__(self, store: Store, owner: str, setting: Setting, team: Team) -> None:
+        self.store, self.setting, self.team = store, setting, team
+        self._claims = Claims(store, owner)
+
+    def run(self, study: str, tick: Callable[[], None]) -> None:
+        """Work until no run of the study waits."""
+        with work.asked_to_stop() as stop:
+            while taken := self._claims.next(study):
+                spec, claim = taken
+                self.team.told(spec.canonical)
+                try:
+                    for event in work.trained(spec, self.setting, team=self.team, stop=stop):
+                        if not work.write(self.store, claim, spec, event, work.environment(self.setting)):
+                            raise RuntimeError(f"Someone else has taken run {spec.id} meanwhile.")
+                        tick()
+                except work.StoppedError:
+                    raise KeyboardInterrupt from None
+                work.clear(spec, self.setting)
+
+    def close(self) -> None:
+        """Let the others go."""
+        self.team.told(None)
+
+
+def follow(setting: Setting, team: Team) -> int:
+    """The other processes: train what they are told until there is no more; 130 if stopped."""
+    with work.asked_to_stop() as stop:
+        while (canonical := team.told(None)) is not None:
+            try:
+                for _ in work.trained(Spec.from_canonical(canonical), setting, team=team, stop=stop):
+                    pass
+            except work.StoppedError:
+                return 130
+    return 0

@@ -86,6 +86,7 @@ def reproduce(
     memory: Annotated[float | None, Parameter(group=_Studies)] = None,
     data: Annotated[str | None, Parameter(group=_Studies)] = None,
     strict: Annotated[bool, Parameter(group=_Studies)] = False,
+    keep: Annotated[bool, Parameter(group=_Studies)] = False,
     store: Annotated[str, Parameter(group=_Studies)] = STORE,
     resume: Annotated[bool, Parameter(group=_Studies)] = True,
     retry: Annotated[bool, Parameter(group=_Studies)] = False,
@@ -120,6 +121,7 @@ def reproduce(
         memory: GB that a worker may take before its run is given up.
         data: folder of images for imagenet: train and val, in each a folder per class; the smoke tier makes its own.
         strict: let an image that cannot be read end its run, instead of counting it.
+        keep: keep the last checkpoint of every run, beside the store.
         store: file for the results.
         resume: go on with the store that is there; --no-resume sets it aside.
         retry: do runs again that crashed, ran out of memory or took too long.
@@ -150,6 +152,7 @@ def reproduce(
         memory=memory,
         data=data,
         strict=strict,
+        keep=keep,
     )
     return main(
         what,
@@ -178,6 +181,8 @@ def plan(
     workers: int | None = None,
     threads: int = 1,
     device: str = "cpu",
+    data: str | None = None,
+    images_per_second: float | None = None,
 ) -> int:
     """Say what studies cost on this machine, from timing a few steps of each kind; all studies by default.
 
@@ -188,10 +193,21 @@ def plan(
         workers: runs at a time; as many as there are cores.
         threads: of each worker.
         device: where to train.
+        data: folder of images for imagenet; without it the paper's counts are taken.
+        images_per_second: price ImageNet at this speed of training, measured elsewhere, instead of measuring.
     """
     from carryclip.experiments.plan import ask
 
-    return ask(what, tier=tier, store=store, workers=workers, threads=threads, device=device)
+    return ask(
+        what,
+        tier=tier,
+        store=store,
+        workers=workers,
+        threads=threads,
+        device=device,
+        data=data,
+        images_per_second=images_per_second,
+    )
 
 
 @app.command
@@ -238,6 +254,21 @@ def replay(run: str, /, *, store: str = STORE, data: str | None = None) -> int:
 
 
 @app.command
+def evaluate(run: str, /, *, data: str, store: str = STORE, device: str = "cpu") -> int:
+    """Say how many validation images the weights of an ImageNet run get right, finished or not.
+
+    Args:
+        run: its id, or the beginning of it.
+        data: folder of images.
+        store: the file with the run; its checkpoints are beside it.
+        device: where to compute.
+    """
+    from carryclip.experiments.imagenet.inspect import evaluate as main
+
+    return main(run, store, data, device)
+
+
+@app.command
 def export(
     *, store: str = STORE, out: str = "carryclip-export", format: list[Literal["csv", "parquet"]] | None = None
 ) -> int:
@@ -267,13 +298,19 @@ def merge(into: str, /, *others: str) -> int:
 
 
 @app.command
-def data(name: Literal["cifar10"], /, *, source: Annotated[str | None, Parameter(name="--from")] = None) -> int:
-    """Get a data set and check it, so that studies find it.
+def data(
+    name: Literal["cifar10", "imagenet"], /, *, source: Annotated[str | None, Parameter(name="--from")] = None
+) -> int:
+    """Get a data set and check it, so that studies find it; of ImageNet, only check the folder that you have.
 
     Args:
         name: which.
         source: an existing copy: a folder, or the archive.
     """
+    if name == "imagenet":
+        from carryclip.experiments.imagenet.inspect import check
+
+        return check(source)
     from carryclip.experiments.data.cifar10 import main
 
     return main(name, source=source)

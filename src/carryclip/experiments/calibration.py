@@ -8,18 +8,21 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 
+import numpy as np
 import torch
 from pebble import ProcessPool
 
 from carryclip.experiments import tasks, training
-from carryclip.experiments.cost import Rates, examples_of, method_of
+from carryclip.experiments.cost import Method, Rates, Throughput, examples_of, method_of
 from carryclip.experiments.spec import Spec
 
 BUDGET = 0.25
 """Seconds for each thing that is measured."""
 
 
-def calibrate(specs: Iterable[Spec], workers: int, threads: int = 1, device: str = "cpu") -> dict[str, Rates]:
+def calibrate(
+    specs: Iterable[Spec], workers: int, threads: int = 1, device: str = "cpu"
+) -> dict[str, Rates | Throughput]:
     """Rates by task."""
     by_task: dict[str, list[Spec]] = {}
     for spec in specs:
@@ -29,8 +32,15 @@ def calibrate(specs: Iterable[Spec], workers: int, threads: int = 1, device: str
     try:
         ready = [pool.schedule(_ready) for _ in range(workers)]
         start = statistics.fmean(future.result() - begun for future in ready)
-        rates = {}
+        rates: dict[str, Rates | Throughput] = {}
         for task, mine in by_task.items():
+            if task == "imagenet":
+                kinds = list({Throughput.key(spec): spec for spec in mine}.values())
+                seen = [pool.schedule(_images, args=(kinds, threads, device)) for _ in range(workers)]
+                found = [future.result() for future in seen]
+                means = {key: statistics.fmean(one[key] for one in found) for key in found[0]}
+                rates[task] = Throughput(means, start)
+                continue
             futures = [pool.schedule(_measure, args=(mine, threads, device, os.getcwd())) for _ in range(workers)]
             rates[task] = _together([future.result() for future in futures], start)
         return rates
@@ -72,6 +82,29 @@ def _measure(specs: list[Spec], threads: int, device: str, folder: str) -> Rates
     images, labels = task.images[part], task.labels[part]
     evaluate = _timed(lambda: training.accuracy_of(net, images, labels, task.chunk))
     return Rates(step=step, method=method, example=evaluate / len(labels), start=loaded)
+
+
+def _images(specs: list[Spec], threads: int, device: str) -> dict[Method, float]:
+    """Images per second, by kind, from steps on pixels that cost nothing to read."""
+    from carryclip.experiments.imagenet.train import Run
+    from carryclip.experiments.team import Team
+
+    torch.set_num_threads(threads)
+    found = {}
+    for spec in specs:
+        count = spec.recipe.micro if device != "cpu" else min(spec.recipe.micro, 8)
+        pixels = np.random.default_rng(0).integers(256, size=(count, spec.recipe.image, spec.recipe.image, 3))
+        labels = np.zeros(count, dtype=np.int64)
+        batch = {"image": pixels.astype(np.uint8), "label": labels, "broken": labels - 1}
+        run = Run(spec, device, Team())
+
+        def step(run: Run = run, batch: dict[str, np.ndarray] = batch) -> None:
+            run.train([batch], pause=False)
+            if device != "cpu":
+                torch.cuda.synchronize()
+
+        found[Throughput.key(spec)] = count / _timed(step)
+    return found
 
 
 def _step(task: tasks.Task, spec: Spec, batch: int, device: str) -> float:

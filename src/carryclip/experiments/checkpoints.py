@@ -27,11 +27,34 @@ def save(path: Path, spec: Spec, device: str, state: dict[str, Any]) -> None:
             aside.unlink(missing_ok=True)
 
 
-def read(path: Path, spec: Spec, device: str) -> dict[str, Any] | None:
-    """What was saved; None if there is nothing, if it is of another run, or if it cannot be read."""
+def place(store: Path, spec: Spec) -> Path:
+    """Of a run that is under way."""
+    return folder(store) / f"{spec.id}.pt"
+
+
+def kept(store: Path, spec: Spec) -> Path:
+    """Of a run that is done, if its weights are wanted."""
+    return store.resolve().with_name(f"{store.name}.weights") / f"{spec.id}.pt"
+
+
+def folder(store: Path) -> Path:
+    """Where the checkpoints of a store are."""
+    return store.resolve().with_name(f"{store.name}.checkpoints")
+
+
+def read(path: Path, spec: Spec, device: str | None = None) -> dict[str, Any] | None:
+    """What was saved; None if there is nothing, if it is of another run, or if it cannot be read.
+
+    Args:
+        path: the file.
+        spec: of the run.
+        device: on which it shall go on, by the same software; None to look at it anywhere.
+    """
     try:
         state = torch.load(path, weights_only=True, map_location="cpu")
-        return state if state.pop("made") == _made(spec, device) else None
+        made = state.pop("made")
+        same = made.startswith(f"{spec.canonical} ") if device is None else made == _made(spec, device)
+        return state if same else None
     except (FileNotFoundError, NotADirectoryError):
         return None
     except Exception as error:  # torch names many kinds for a damaged file

@@ -24,6 +24,8 @@ def examples_of(spec: Spec) -> int:
 
 def steps_of(spec: Spec) -> int:
     """Steps per epoch."""
+    if spec.task == "imagenet":
+        return examples_of(spec) // spec.batch
     return math.ceil(examples_of(spec) / spec.batch)
 
 
@@ -45,6 +47,23 @@ class Rates:
         """For a run of so many epochs."""
         step = self.step[spec.batch] + self.method.get(method_of(spec), 0.0)
         return epochs * (steps_of(spec) * step + examples_of(spec) * self.example) + self.test[spec.task] * self.example
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """What decides the time of ImageNet: training images per second, by network, size of images and precision."""
+
+    rates: Mapping[Method, float]
+    start: float = 0.0
+
+    @staticmethod
+    def key(spec: Spec) -> Method:
+        """What the rate depends on."""
+        return spec.recipe.net, str(spec.recipe.image), spec.recipe.precision, str(spec.recipe.micro)
+
+    def seconds(self, spec: Spec, epochs: float) -> float:
+        """For a run of so many epochs; an image that is only evaluated takes a third."""
+        return epochs * (spec.recipe.images + spec.recipe.tests / 3) / self.rates[self.key(spec)]
 
 
 def weight(spec: Spec, epochs: float) -> float:

@@ -4,11 +4,13 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from carryclip.experiments import cost, grid
+from carryclip.experiments.data.unpack import DataError
 from carryclip.experiments.database import StoreError
 from carryclip.experiments.engine.settings import Options
 from carryclip.experiments.output import complain
@@ -16,35 +18,82 @@ from carryclip.experiments.records import duration
 from carryclip.experiments.store import Store
 
 
-def ask(what: Sequence[str], *, tier: str | None, store: str, workers: int | None, threads: int, device: str) -> int:
+def ask(
+    what: Sequence[str],
+    *,
+    tier: str | None,
+    store: str,
+    workers: int | None,
+    threads: int,
+    device: str,
+    data: str | None,
+    images_per_second: float | None,
+) -> int:
     """Find the studies and plan them."""
-    from carryclip.experiments.reproduce import check_options, studies
+    from carryclip.experiments.reproduce import InputError, check_options, studies
 
+    console = Console()
     try:
         check_options(Options(workers=workers, threads=threads, device=device))
-        chosen = studies(what or ([] if tier else grid.names()), tier)
+        if images_per_second is not None and not images_per_second > 0:
+            raise InputError(f"--images-per-second must be above 0, got {images_per_second:g}.")
+        chosen = _with_sizes(studies(what or ([] if tier else grid.names()), tier), data, console)
         typed = " ".join([*what, *(["--tier", tier] if tier else [])]) or "STUDY"
-        workers = workers or default_workers(threads, device)
-        return main(chosen, typed, store=store, workers=workers, threads=threads, device=device)
-    except (ValueError, StoreError) as error:
-        complain(Console(), error)
+        elsewhere = images_per_second is not None  # where nothing is known of its cores
+        workers = workers or (1 if elsewhere else default_workers(threads, device))
+        given = {"store": store, "workers": workers, "threads": threads, "device": device}
+        return main(chosen, typed, **given, images_per_second=images_per_second)
+    except (ValueError, StoreError, DataError) as error:
+        complain(console, error)
         return 2
 
 
-def main(chosen: Sequence[grid.Study], typed: str, *, store: str, workers: int, threads: int, device: str) -> int:
+def _with_sizes(chosen: Sequence[grid.Study], data: str | None, console: Console) -> list[grid.Study]:
+    """Studies of images with the size of the folder that will be used; those of an unknown size are left out."""
+    found = []
+    for study in chosen:
+        if "imagenet" not in study.tasks or (study.tier == "paper" and data is None):
+            found.append(study)
+        elif data is not None:
+            from carryclip.experiments.imagenet.folder import look_through
+
+            found.append(study.with_settings("imagenet", look_through(data).settings))
+        elif study.tier == "smoke":
+            from carryclip.experiments.imagenet import made
+
+            found.append(study.with_settings("imagenet", made.settings()))
+        else:
+            console.print(f"{study.name} depends on the images: say --data DIR.", highlight=False, markup=False)
+    return found
+
+
+def main(
+    chosen: Sequence[grid.Study],
+    typed: str,
+    *,
+    store: str,
+    workers: int,
+    threads: int,
+    device: str,
+    images_per_second: float | None = None,
+) -> int:
     """Measure, and print a table."""
     from carryclip.experiments.calibration import calibrate
-    from carryclip.experiments.data.cifar10 import DataError
 
     console = Console()
     begun = time.perf_counter()
+    specs = [spec for study in chosen for spec in study.specs]
+    images = [spec for spec in specs if spec.task == "imagenet"]
     with console.status("Timing a few steps of everything ..."):
-        try:
-            rates = calibrate([spec for study in chosen for spec in study.specs], workers, threads, device)
-        except DataError as error:
-            complain(console, error)
-            return 2
-    table = Table(title=f"On this machine: {workers} worker(s) of {threads} thread(s), {device}", title_justify="left")
+        if images_per_second is not None:
+            specs = [spec for spec in specs if spec.task != "imagenet"]
+        rates: dict[str, Any] = calibrate(specs, workers, threads, device) if specs else {}
+        if images and images_per_second is not None:
+            keys = {cost.Throughput.key(spec) for spec in images}
+            rates["imagenet"] = cost.Throughput(dict.fromkeys(keys, images_per_second))
+    where = "On this machine" if specs else f"At {images_per_second:,.0f} images/s"
+    how = f"{workers} worker(s) of {threads} thread(s), {device}" if specs else f"{workers} run(s) at a time"
+    table = Table(title=f"{where}: {how}", title_justify="left")
     for column in ("study", "tier", "runs", "done", "steps", "expected", "at most"):
         table.add_column(column, justify="left" if column in ("study", "tier") else "right")
     for study in chosen:
@@ -56,17 +105,37 @@ def main(chosen: Sequence[grid.Study], typed: str, *, store: str, workers: int, 
         runs = f"{len(study.specs):,}"
         table.add_row(study.name, study.tier, runs, f"{len(done):,}", said(steps), duration(expected), duration(most))
     console.print(table)
-    console.print(
-        f"Expected: each run stops at its target after as many epochs as is typical of the study. At most: none does. "
-        f"Measured in {time.perf_counter() - begun:.0f} s.\n"
-        f"To go ahead: carryclip reproduce {typed}",
-        highlight=False,
-        markup=False,
-    )
+    for line in _said_of_images(images, rates.get("imagenet"), images_per_second):
+        console.print(line, highlight=False, markup=False)
+    if len(images) < sum(len(study.specs) for study in chosen):
+        console.print(
+            "Expected: each run stops at its target after as many epochs as is typical of the study. At most: none "
+            "does.",
+            highlight=False,
+        )
+    spent = f"Measured in {time.perf_counter() - begun:.0f} s. " if specs else ""
+    console.print(f"{spent}To go ahead: carryclip reproduce {typed}", highlight=False, markup=False)
     return 0
 
 
-def estimate(pairs: Sequence[tuple[cost.Spec, float]], rates: dict[str, cost.Rates], workers: int) -> float:
+def _said_of_images(images: Sequence[cost.Spec], found: Any, given: float | None) -> list[str]:
+    """What the price of ImageNet rests on."""
+    if not images:
+        return []
+    if given is not None:
+        return [
+            f"ImageNet: priced at {given:,.0f} images/s for each run, as you gave it, not measured here. An image that "
+            "is only evaluated counts a third."
+        ]
+    rates = {key: found.rates[key] for key in map(cost.Throughput.key, images)}
+    told = ", ".join(f"{net} at {side} pixels {rate:,.1f}" for (net, side, *_), rate in rates.items())
+    return [
+        f"ImageNet: measured here on made-up pixels, so that reading files comes on top if it is slower; images/s of "
+        f"each worker: {told}. For another machine: --images-per-second N"
+    ]
+
+
+def estimate(pairs: Sequence[tuple[cost.Spec, float]], rates: dict[str, Any], workers: int) -> float:
     """Seconds for runs of so many epochs each, by workers that share them evenly but for the last."""
     if not pairs:
         return 0.0

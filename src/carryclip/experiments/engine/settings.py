@@ -23,6 +23,8 @@ class Options:
     data: str | None = None
     """Folder of images."""
     strict: bool = False
+    keep: bool = False
+    """The weights of runs that are done."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,10 @@ class Setting:
     device: str = "cpu"
     memory: float | None = None
     """GB that a worker may hold, None for no limit."""
-    checkpoints: str | None = None
-    """Folder of the checkpoints, None for none."""
+    store: str | None = None
+    """Path of the store, beside which checkpoints are kept; None for none."""
+    keep: bool = False
+    """Whether to keep the last one of a run that is done."""
     every: float = CHECKPOINT_SECONDS
     """Seconds between two of them."""
     commit: str | None = None

@@ -95,16 +95,12 @@ def _conclude(
     return 1
 
 
-def _folder(store: Path) -> Path:
-    """Where checkpoints are."""
-    path = store.resolve()
-    return path.with_name(f"{path.name}.checkpoints")
-
-
 def _sweep(store: Store) -> None:
     """Remove checkpoints of runs that are done."""
+    from carryclip.experiments import checkpoints
+
     done = store.done()
-    for left in _folder(store.path).glob("*.pt*"):
+    for left in checkpoints.folder(store.path).glob("*.pt*"):
         if left.name.partition(".")[0] in done:
             left.unlink(missing_ok=True)
 
@@ -115,7 +111,8 @@ def setting_of(path: Path, options: Options) -> Setting:
         threads=options.threads,
         device=options.device,
         memory=options.memory,
-        checkpoints=str(_folder(path)),
+        store=str(path.resolve()),
+        keep=options.keep,
         every=options.every,
         commit=work.commit(),
         paths=(str(Path.cwd()),),

@@ -90,7 +90,9 @@ def events(spec: Spec, setting: Setting, stop: Callable[[], bool] = lambda: Fals
 
 def checkpoint_of(spec: Spec, setting: Setting) -> Path | None:
     """The file in which a run may be half done."""
-    return None if setting.checkpoints is None else Path(setting.checkpoints) / f"{spec.id}.pt"
+    from carryclip.experiments import checkpoints
+
+    return None if setting.store is None else checkpoints.place(Path(setting.store), spec)
 
 
 def write(store: Store, owner: str, spec: Spec, event: Epoch | Progress | End, environment: dict[str, Any]) -> bool:
@@ -134,7 +136,13 @@ def asked_to_stop() -> Iterator[Callable[[], bool]]:
 
 def clear(spec: Spec, setting: Setting) -> None:
     """Remove what a run that is done leaves on disk."""
+    from carryclip.experiments import checkpoints
+
     if (checkpoint := checkpoint_of(spec, setting)) is not None and checkpoint.parent.is_dir():
+        if setting.keep and setting.store is not None and checkpoint.is_file():
+            goal = checkpoints.kept(Path(setting.store), spec)
+            goal.parent.mkdir(exist_ok=True)
+            checkpoint.replace(goal)
         for leftover in checkpoint.parent.glob(f"{checkpoint.name}*"):
             leftover.unlink(missing_ok=True)
 

@@ -5,6 +5,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -18,6 +19,11 @@ COLOURS = ((0.9, 0.4, 0.3), (0.3, 0.5, 0.9), (0.4, 0.8, 0.4), (0.8, 0.7, 0.2), (
 def made_folder() -> Path:
     """Where it is, or will be."""
     return cache_folder() / f"made-images-{CLASSES}-{TRAIN}-{VAL}-{SIDE}"
+
+
+def settings() -> dict[str, Any]:
+    """What a spec says of it, as far as that is known before it is made."""
+    return {"data": "made", "classes": CLASSES, "images": CLASSES * TRAIN, "tests": CLASSES * VAL}
 
 
 def make() -> Path:

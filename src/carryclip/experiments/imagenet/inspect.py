@@ -1,0 +1,98 @@
+"""The commands behind ``carryclip data imagenet`` and ``carryclip evaluate``: look at images, look at weights."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+
+from carryclip.experiments.data.unpack import DataError
+from carryclip.experiments.database import StoreError
+from carryclip.experiments.imagenet.folder import Part, look_through
+from carryclip.experiments.imagenet.images import BrokenImageError, decoded
+from carryclip.experiments.output import complain
+
+
+def check(source: str | None) -> int:
+    """Decode every image of a folder: 0 if all can be read, 1 if some cannot, 2 if the folder is not as it must be."""
+    console = Console()
+    try:
+        if source is None:
+            raise DataError(
+                "ImageNet cannot be fetched for you: ask for it at https://image-net.org, unpack it into train and val "
+                "with a folder per class, and check it with: carryclip data imagenet --from DIR"
+            )
+        folder = look_through(source)
+    except DataError as error:
+        complain(console, error)
+        return 2
+    console.print(f"{folder}.", highlight=False)
+    broken = [name for part in (folder.train, folder.val) for name in _broken(part, console)]
+    for name in broken:
+        complain(console, name)
+    if broken:
+        console.print(f"{len(broken)} images cannot be read. Training goes on without them; --strict would stop.")
+        return 1
+    console.print(f"Every image can be read. Try: carryclip reproduce imagenet --tier smoke --data {folder.root}")
+    return 0
+
+
+def _broken(part: Part, console: Console) -> list[str]:
+    def look(number: int) -> str | None:
+        try:
+            decoded(part.path(number))
+        except BrokenImageError as error:
+            return str(error)
+        return None
+
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        found = pool.map(look, range(len(part)))
+        told = track(found, part.root.name, len(part), console=console, transient=True)
+        return [said for said in told if said is not None]
+
+
+def evaluate(start: str, path: str, data: str | None, device: str) -> int:
+    """How many of the validation images a run's weights get right, as far as it has been trained."""
+    import torch
+
+    from carryclip.experiments import checkpoints
+    from carryclip.experiments.imagenet.stream import Cut, Reader, evaluation
+    from carryclip.experiments.imagenet.train import Run, open_folder, told_of
+    from carryclip.experiments.status import find
+    from carryclip.experiments.store import Store
+    from carryclip.experiments.team import Team
+
+    console = Console()
+    try:
+        with Store(path, create=False) as store:
+            spec = store.record_of(find(store, start)).spec
+        if spec.task != "imagenet":
+            raise StoreError(f"Run {spec.id} is of {spec.task}, whose accuracy is in the store.")
+        places = [checkpoints.kept(Path(path), spec), checkpoints.place(Path(path), spec)]
+        file = next((place for place in places if place.is_file()), None)
+        state = None if file is None else checkpoints.read(file, spec)
+        if state is None:
+            raise StoreError(
+                f"There are no weights of run {spec.id} ({places[0]}, {places[1]}). A run that is done leaves them if "
+                "it was started with --keep."
+            )
+        folder = open_folder(spec, data)
+    except (StoreError, DataError) as error:
+        complain(console, error)
+        return 2
+    run = Run(spec, device, Team())
+    run.restore(state)
+    torch.set_num_threads(os.cpu_count() or 1)
+    reader = Reader(folder.val, spec.recipe.image, strict=False)
+    batches = evaluation(reader, Cut(spec.recipe.micro, spec.recipe.micro), threads=2 * (os.cpu_count() or 1))
+    with console.status("Evaluating ..."):
+        accuracy = run.evaluate(batches, folder.val.names)
+    console.print(
+        f"{spec.id} after {run.position:,} steps ({len(run.history)} of {spec.epochs} epochs): top-1 accuracy "
+        f"{100 * accuracy:.2f} % on {len(folder.val):,} images.",
+        highlight=False,
+    )
+    if said := told_of(run.broken):
+        console.print(said, highlight=False)
+    return 0

@@ -1,6 +1,7 @@
 """One run: train a ResNet as its spec says, alone or in a team, and go on at the very step where it was stopped."""
 
 import contextlib
+import inspect
 import math
 import time
 import warnings
@@ -68,8 +69,10 @@ class Run:
         self._model: Any = self.net
         if team.size > 1:
             ids = [self.device] if self.device.type == "cuda" else None
-            # Batch statistics are those of each micro-batch; the averages of them are ours.
-            self._model = DistributedDataParallel(self.net, device_ids=ids, broadcast_buffers=False)
+            # Batch statistics are those of each micro-batch, and the averages of them are ours.
+            known = inspect.signature(DistributedDataParallel).parameters
+            word = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+            self._model = DistributedDataParallel(self.net, device_ids=ids, **{word: False})
 
     @property
     def position(self) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import figures
+import published
 import pytest
 import table
 import torch
@@ -142,6 +143,12 @@ def test_captions_and_tables_of_the_theory_come_from_its_figures(page):
     text = page.read_text(encoding="utf-8")
     assert "<!-- theory: " in text
     assert figures.filled(text) == text, "run: python benchmarks/figures.py --write"
+
+
+def test_results_come_from_the_published_runs():
+    text = published.PAGE.read_text(encoding="utf-8")
+    assert "<!-- results: claims -->" in text
+    assert published.filled(text) == text, "run: python benchmarks/published.py --write"
 
 
 def helper(name):

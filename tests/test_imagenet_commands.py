@@ -1,0 +1,233 @@
+"""The commands around ImageNet: planning, checking folders, the table, evaluating, and what they say to bad input."""
+
+import re
+
+import pytest
+
+from carryclip.experiments import plan, reproduce
+from carryclip.experiments.analysis import accuracy
+from carryclip.experiments.analysis.summary import summarise
+from carryclip.experiments.analysis.verdicts import same_table
+from carryclip.experiments.engine.settings import Options
+from carryclip.experiments.export import export
+from carryclip.experiments.figures import draw
+from carryclip.experiments.grid import load, read
+from carryclip.experiments.imagenet import inspect
+from carryclip.experiments.records import Epoch, Record
+from carryclip.experiments.spec import Spec
+from carryclip.experiments.store import Store
+from pictures import SPEC, folder
+from test_imagenet import STUDY
+
+
+def said(capsys):
+    """What was printed, as if the terminal were wide."""
+    return re.sub(r"\s+", " ", capsys.readouterr().out)
+
+
+# ---------------------------------------------------------------------- specs
+
+
+def test_the_papers_grid_has_thirteen_rows_of_five_seeds():
+    study = load("imagenet-paper")
+    assert len(study.specs) == 65
+    assert len({(spec.region, spec.carry) for spec in study.specs}) == 13
+    (recipe,) = {spec.recipe for spec in study.specs}
+    assert (recipe.net, recipe.image, recipe.micro, recipe.warmup) == ("resnet50", 224, 128, 5)
+    assert (recipe.decay, recipe.smoothing, recipe.classes, recipe.images) == (1e-4, 0.1, 1000, 1_281_167)
+    assert {(spec.optimizer, spec.lr, spec.batch, spec.epochs) for spec in study.specs} == {("nesterov", 0.1, 4096, 90)}
+    rows = {(accuracy.region_name(spec.region), spec.label) for spec in study.specs}
+    assert rows == set(accuracy.PAPER)
+
+
+def test_settings_are_part_of_a_run_and_of_its_id():
+    one = Spec.read(SPEC)
+    assert Spec.read({**SPEC, "image": 17}).id != one.id
+    assert Spec.from_canonical(one.canonical) == one
+    assert one.target is None
+    assert one.recipe.net == "resnet10"
+    with pytest.raises(ValueError, match="there is no 'imag'; did you mean 'image'"):
+        Spec.read({**SPEC, "imag": 17})
+    with pytest.raises(ValueError, match="there is no net 'resnet51'; did you mean 'resnet50'"):
+        Spec.read({**SPEC, "net": "resnet51"})
+    with pytest.raises(ValueError, match="image must be a whole number, at least 8; got 'big'"):
+        Spec.read({**SPEC, "image": "big"})
+    with pytest.raises(ValueError, match="decay must be a number from 0 up to 1"):
+        Spec.read({**SPEC, "decay": 3})
+    with pytest.raises(ValueError, match="there is no 'image'"):
+        Spec.read({"task": "digits", "optimizer": "sgd", "lr": 0.1, "batch": 8, "epochs": 2, "seed": 0, "image": 16})
+
+
+# ---------------------------------------------------------------------- planning
+
+
+def ask(*what, **given):
+    usual = {"tier": None, "store": "none.sqlite", "workers": None, "threads": 1, "device": "cpu", "data": None}
+    return plan.ask(what, **{**usual, "images_per_second": None, **given})
+
+
+def test_the_papers_study_is_priced_at_a_given_speed(capsys):
+    assert ask("imagenet", tier="paper", images_per_second=2500.0) == 0
+    text = said(capsys)
+    seconds = 65 * 90 * (1_281_167 + 50_000 / 3) / 2500
+    assert f"{seconds / 86400:.0f} days" in text
+    assert "priced at 2,500 images/s for each run, as you gave it, not measured here" in text
+    assert ask("imagenet-paper", images_per_second=-1.0) == 2
+    assert "--images-per-second must be above 0" in said(capsys)
+
+
+def test_a_family_needs_a_tier(capsys):
+    assert ask("imagenet") == 2
+    assert "Of which size? There are imagenet-mini (--tier small), imagenet-paper (--tier paper)" in said(capsys)
+
+
+def test_a_study_of_unknown_size_is_left_out(capsys, tmp_path):
+    assert ask("imagenet-mini", images_per_second=100.0) == 0
+    assert "imagenet-mini depends on the images: say --data DIR." in said(capsys)
+    assert ask("imagenet-mini", images_per_second=100.0, data=str(folder(tmp_path / "data"))) == 0
+    assert "imagenet-mini" in said(capsys)
+
+
+# ---------------------------------------------------------------------- folders
+
+
+def test_a_folder_is_checked_image_by_image(capsys, tmp_path):
+    data = folder(tmp_path / "data")
+    assert inspect.check(str(data)) == 0
+    assert "Every image can be read" in said(capsys)
+    (data / "val" / "class-2" / "1.jpeg").write_bytes(b"broken")
+    assert inspect.check(str(data)) == 1
+    assert "1 images cannot be read" in said(capsys)
+    assert inspect.check(None) == 2
+    assert "carryclip data imagenet --from DIR" in said(capsys)
+
+
+def run(study, tmp_path, **options):
+    given = {
+        "tier": None,
+        "only": [],
+        "store": str(tmp_path / "s.sqlite"),
+        "resume": True,
+        "out": str(tmp_path / "out"),
+    }
+    return reproduce.main([study], **given, options=Options(workers=1, **options))
+
+
+def test_what_cannot_be_is_said_before_anything_starts(capsys, tmp_path):
+    assert run("imagenet-mini", tmp_path) == 2
+    assert "Where are the images? Say --data DIR" in said(capsys)
+    assert run("imagenet-mini", tmp_path, data=str(tmp_path / "nowhere")) == 2
+    assert "There is no folder" in said(capsys)
+    data = folder(tmp_path / "data")
+    assert run("imagenet-mini", tmp_path, data=str(data)) == 2
+    assert "A batch of 64 is more than the 27 training images" in said(capsys)
+    study = tmp_path / "pair.toml"
+    study.write_text(STUDY.replace("micro = 4", "micro = 5"))
+    assert run(str(study), tmp_path, data=str(data)) == 2
+    assert "cannot be cut into micro-batches of 5" in said(capsys)
+    study.write_text(STUDY.replace("warmup = 1", "warmup = 16"))
+    assert run(str(study), tmp_path, data=str(data)) == 2
+    assert "A warm-up of 16 epochs leaves none of 16" in said(capsys)
+    assert not (tmp_path / "s.sqlite").exists()
+
+
+def test_torchrun_is_for_images_only(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert run("digits-smoke", tmp_path) == 2
+    assert "torchrun is for imagenet; digits runs in workers" in said(capsys)
+
+
+# ---------------------------------------------------------------------- a study to its end
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Two runs of a tiny study, with their last checkpoints."""
+    place = tmp_path_factory.mktemp("finished")
+    data, study = folder(place / "data"), place / "pair.toml"
+    study.write_text(STUDY.replace("epochs = 16", "epochs = 2"))
+    assert run(str(study), place, data=str(data), keep=True) == 0
+    return place
+
+
+def test_the_report_has_the_table_and_the_figures(finished):
+    page = (finished / "out" / "report.html").read_text()
+    assert '<table class="results">' in page
+    assert "no clipping" in page
+    assert "61.2" in page  # the claim's own words
+    assert "the paper</th>" not in page  # whose numbers stand beside runs of its size only
+    names = {path.name for path in (finished / "out" / "figures" / "pair").iterdir()}
+    assert {"accuracy.svg", "trajectory.svg", "accuracy.csv", "trajectory.txt"} <= names
+
+
+def test_weights_that_are_kept_give_the_accuracy_again(finished, capsys):
+    with Store(finished / "s.sqlite", create=False) as store:
+        found = {record.spec.id: store.epochs(record.spec.id)[-1] for record in store.records("pair")}
+    for name, epoch in found.items():
+        assert inspect.evaluate(name[:10], str(finished / "s.sqlite"), str(finished / "data"), "cpu") == 0
+        assert f"top-1 accuracy {100 * epoch.test_accuracy:.2f} % on 12 images" in said(capsys)
+    (finished / "s.sqlite.weights" / f"{next(iter(found))}.pt").rename(finished / "elsewhere.pt")
+    assert inspect.evaluate(next(iter(found)), str(finished / "s.sqlite"), str(finished / "data"), "cpu") == 2
+    assert "started with --keep" in said(capsys)
+    (finished / "elsewhere.pt").rename(finished / "s.sqlite.weights" / f"{next(iter(found))}.pt")
+
+
+def test_exports_have_the_settings(finished, tmp_path):
+    with Store(finished / "s.sqlite", create=False) as store:
+        export(store, tmp_path, ["csv"])
+    assert '""net"": ""resnet10""' in (tmp_path / "runs.csv").read_text()
+
+
+# ---------------------------------------------------------------------- the table
+
+
+def paper_summary(tier="paper", shift=0.0, seeds=5):
+    """Every run of the paper's grid, with the paper's medians."""
+    best, records = {}, []
+    for spec in load("imagenet-paper").specs:
+        if spec.seed < seeds:
+            median, spread = accuracy.PAPER[accuracy.region_name(spec.region), spec.label]
+            best[spec.id] = (median + shift + spread * (spec.seed - 2) / 2) / 100
+            records.append(Record(spec, "done", "reached", 90, 1.0, None, {}))
+
+    def epochs(run):
+        return [
+            Epoch(k + 1, loss=2.0 - 0.1 * k, test_accuracy=best[run] - 0.1 * (k != 1), grad_norm=1.0, carry_norm=0.5)
+            for k in range(3)
+        ]
+
+    (made,) = summarise("imagenet-paper", "ImageNet", tier, records, epochs)
+    return made
+
+
+def test_the_table_has_medians_of_the_best_epochs_and_ranges():
+    summary = paper_summary()
+    rows = accuracy.rows_of(summary)
+    lines = accuracy.words(summary, rows)
+    assert accuracy.heads(summary)[-1] == "the paper"
+    assert lines[-1] == ["Welford (10, 0)", "yes", "61.2 ± 1.2", "5", "61.2 ± 1.2"]
+    assert all(line[2].split()[0] == line[4].split()[0] for line in lines)
+    assert [line[1] for line in lines if line[0] == "no clipping"] == [""]
+    assert draw("accuracy", summary) is not None
+    assert "EWMA (1, 2)" in draw("trajectory", summary).caption
+
+
+def test_the_papers_numbers_stand_beside_its_own_size_only():
+    small = paper_summary(tier="small")
+    assert "the paper" not in accuracy.heads(small)
+    assert accuracy.judged(small)[0].verdict == "not run at this size"
+    assert accuracy.judged(paper_summary())[0].verdict == "holds"
+    assert accuracy.judged(paper_summary(shift=-3.0))[0].verdict == "contradicted"
+
+
+def test_the_verdict_on_a_table():
+    assert same_table([(77.0, 77.1, 0.1), (60.0, 61.2, 1.2)], 2) == "holds"
+    assert same_table([(77.0, 77.1, 0.1)] * 3 + [(50.0, 61.2, 1.2)], 4) == "holds in part"
+    assert same_table([(76.0, 77.1, 0.1), (50.0, 61.2, 1.2)], 2) == "contradicted"
+    assert same_table([(77.0, 77.1, 0.1)], 2) == "inconclusive"
+
+
+def test_a_study_file_may_have_settings_in_its_grids():
+    study = read(STUDY.replace("image = 16", "image = [16, 24]"), "pair.toml")
+    assert sorted({spec.recipe.image for spec in study.specs}) == [16, 24]
+    assert len(study.specs) == 4

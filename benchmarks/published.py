@@ -1,7 +1,8 @@
-"""The published results in docs/experiments: report, figures, the runs behind them, and the page that shows them.
+"""The published results: reports, figures, the runs behind them, and the pages in docs/experiments that show them.
 
-    python benchmarks/published.py STORE     # from a store with the results of its studies
-    python benchmarks/published.py --write   # only fill the page from what is there
+    python benchmarks/published.py results STORE    # from a store with the CIFAR-10 studies of the small tier
+    python benchmarks/published.py imagenet STORE   # from a store with imagenet-mini
+    python benchmarks/published.py --write          # only fill the pages from what is there
 
 Kept are the figures as SVG with captions, the claims, runs as CSV and epochs as Parquet.
 """
@@ -18,19 +19,19 @@ from carryclip.experiments.records import Record
 from carryclip.experiments.spec import FIELDS, Spec
 from carryclip.experiments.terminal import rows
 
-PAGE = Path(__file__).parents[1] / "docs" / "experiments" / "results.md"
-FOLDER = PAGE.parent / "results"
-THEORY = PAGE.parents[1] / "theory" / "figures"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = {name: DOCS / "experiments" / f"{name}.md" for name in ("results", "imagenet")}
+"""Beside each is a folder of its name."""
 
 
-def records() -> dict[str, list[Record]]:
+def records(folder: Path) -> dict[str, list[Record]]:
     """The published runs by study."""
     kinds = {"lr": float, "target": float, "batch": int, "epochs": int, "seed": int, "examples": int}
     found: dict[str, list[Record]] = {}
-    with (FOLDER / "runs.csv").open(encoding="utf-8", newline="") as file:
+    with (folder / "runs.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            given = {name: row[name] for name in FIELDS if row[name]}
-            spec = Spec.read({name: kinds.get(name, str)(value) for name, value in given.items()})
+            given = {name: kinds.get(name, str)(row[name]) for name in FIELDS if row[name]}
+            spec = Spec.read({**given, **json.loads(row["settings"] or "{}")})
             reached = int(row["reached"]) if row["reached"] else None
             seconds = float(row["seconds"]) if row["seconds"] else None
             record = Record(spec, row["state"], row["outcome"] or None, reached, seconds, row["message"] or None, {})
@@ -38,63 +39,81 @@ def records() -> dict[str, list[Record]]:
     return found
 
 
-def table(summary: Summary) -> str:
-    heads = ["optimizer", "clipping", *(f"batch {batch:,}" for batch in summary.batches)]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows(summary))])
+def lines(heads: list[str], table: list[list[str]]) -> str:
+    cells = [heads, ["---"] * len(heads), *table]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in cells)
 
 
-def claims() -> str:
-    told = json.loads((FOLDER / "claims.json").read_text(encoding="utf-8"))
-    lines = ["| | the paper | seen here | study | verdict |", "|---|---|---|---|---|"]
+def epochs_table(summary: Summary) -> str:
+    return lines(["optimizer", "clipping", *(f"batch {batch:,}" for batch in summary.batches)], rows(summary))
+
+
+def accuracy_table(folder: Path, study: str) -> str:
+    with (folder / "figures" / study / "accuracy.csv").open(encoding="utf-8", newline="") as file:
+        heads, *table = csv.reader(file)
+    return lines(heads, table)
+
+
+def claims(folder: Path) -> str:
+    told = json.loads((folder / "claims.json").read_text(encoding="utf-8"))
+    table = []
     for claim in told["claims"]:
         if claim["id"].startswith("C"):
             said = f"{claim['statement']} ({claim['paper']})"
-            cells = (claim["id"], said, claim["ours"] or "no such runs", claim["study"], f"**{claim['verdict']}**")
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines)
+            seen = claim["ours"] or "no such runs"
+            table.append([claim["id"], said, seen, claim["study"], f"**{claim['verdict']}**"])
+    return lines(["", "the paper", "seen here", "study", "verdict"], table)
 
 
-def filled(text: str) -> str:
-    """The page with what stands between its markers replaced."""
-    known = records()
+def filled(page: Path) -> str:
+    """A page with what stands between its markers replaced."""
+    folder = page.with_suffix("")
+    known = records(folder)
 
     def part(match: re.Match) -> str:
         study, _, what = match[1].partition(" ")
         if study == "claims":
-            made = claims()
+            made = claims(folder)
+        elif what == "accuracies":
+            made = accuracy_table(folder, study)
         elif what == "table":
-            made = "\n\n".join(map(table, summarise(study, study, "small", known[study], lambda _: [])))
+            made = "\n\n".join(map(epochs_table, summarise(study, study, "small", known[study], lambda _: [])))
         elif what == "cost":
             spent = sum(record.seconds or 0.0 for record in known[study])
             made = f"{len(known[study])} runs, {spent / 3600:.1f} hours of one core."
         else:
-            made = (FOLDER / "figures" / study / f"{what}.txt").read_text(encoding="utf-8").strip()
+            made = (folder / "figures" / study / f"{what}.txt").read_text(encoding="utf-8").strip()
         return f"<!-- results: {match[1]} -->\n{made}\n<!-- end -->"
 
+    text = page.read_text(encoding="utf-8")
     return re.sub(r"<!-- results: ([\w -]+) -->\n.*?<!-- end -->", part, text, flags=re.DOTALL)
 
 
-def publish(store_path: str) -> None:
+def publish(folder: Path, store_path: str) -> None:
     from carryclip.experiments.export import export
     from carryclip.experiments.report.build import build
     from carryclip.experiments.store import Store
 
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    FOLDER.mkdir(parents=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    theory = DOCS / "theory" / "figures" if folder.name == "results" else None
     with Store(store_path, create=False) as store:
-        build(store, sorted(store.studies(), reverse=True), FOLDER, theory=THEORY, formats=("svg",))
-        for path in export(store, FOLDER):
+        build(store, sorted(store.studies(), reverse=True), folder, theory=theory, formats=("svg",))
+        for path in export(store, folder):
             if path.name in ("epochs.csv", "runs.parquet"):
                 path.unlink()
-    for path in (FOLDER / "figures").rglob("*.csv"):
-        path.unlink()
+    for path in (folder / "figures").rglob("*.csv"):
+        if path.name != "accuracy.csv":
+            path.unlink()
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 2 and sys.argv[1] != "--write":
-        publish(sys.argv[1])
-    if len(sys.argv) == 2:
-        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    else:
-        print(__doc__)
+    match sys.argv[1:]:
+        case [name, store] if name in PAGES:
+            publish(PAGES[name].with_suffix(""), store)
+            PAGES[name].write_text(filled(PAGES[name]), encoding="utf-8")
+        case ["--write"]:
+            for each in PAGES.values():
+                each.write_text(filled(each), encoding="utf-8")
+        case _:
+            print(__doc__)

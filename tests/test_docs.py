@@ -145,10 +145,11 @@ def test_captions_and_tables_of_the_theory_come_from_its_figures(page):
     assert figures.filled(text) == text, "run: python benchmarks/figures.py --write"
 
 
-def test_results_come_from_the_published_runs():
-    text = published.PAGE.read_text(encoding="utf-8")
-    assert "<!-- results: claims -->" in text
-    assert published.filled(text) == text, "run: python benchmarks/published.py --write"
+@pytest.mark.parametrize("page", published.PAGES.values(), ids=lambda page: page.name)
+def test_results_come_from_the_published_runs(page):
+    text = page.read_text(encoding="utf-8")
+    assert "<!-- results: " in text
+    assert published.filled(page) == text, "run: python benchmarks/published.py --write"
 
 
 def helper(name):

@@ -21,6 +21,8 @@ PACKAGES = {
     "ray": "studies on a cluster",
     "jinja2": "report",
     "pyarrow": "export",
+    "pillow": "ImageNet",
+    "grain": "ImageNet",
 }
 
 

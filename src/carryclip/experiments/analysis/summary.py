@@ -201,7 +201,7 @@ class Summary:
     @property
     def command(self) -> str:
         """What makes these runs."""
-        return f"carryclip reproduce {self.study}"
+        return f"carryclip reproduce {self.study}" + (" --data DIR" if self.task == "imagenet" else "")
 
     @property
     def data(self) -> str:

@@ -72,7 +72,8 @@ class Run:
             # Batch statistics are those of each micro-batch, and the averages of them are ours.
             known = inspect.signature(DistributedDataParallel).parameters
             word = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-            self._model = DistributedDataParallel(self.net, device_ids=ids, **{word: False})
+            options: dict[str, Any] = {word: False}
+            self._model = DistributedDataParallel(self.net, device_ids=ids, **options)
 
     @property
     def position(self) -> int:

@@ -11,13 +11,14 @@ import time
 import pytest
 import torch
 
+from carryclip.experiments import checkpoints
 from carryclip.experiments.data.unpack import DataError
 from carryclip.experiments.imagenet.folder import look_through
 from carryclip.experiments.imagenet.images import MEAN, STD
 from carryclip.experiments.imagenet.schedule import peak, rate, steps_of
 from carryclip.experiments.imagenet.stream import Cut, Order, Reader, training
-from carryclip.experiments.imagenet.train import Run, StoppedError, train, weights_of
-from carryclip.experiments.records import End, Epoch, Progress
+from carryclip.experiments.imagenet.train import Run, train, weights_of
+from carryclip.experiments.records import End, Epoch, Progress, StoppedError
 from carryclip.experiments.spec import Spec
 from carryclip.experiments.store import Store
 from carryclip.experiments.team import Team
@@ -165,6 +166,43 @@ def test_broken_files_are_counted_unless_they_must_not_be(tmp_path):
         list(train(spec, data=str(data), strict=True))
 
 
+def test_a_file_that_is_gone_is_not_a_broken_one(root, tmp_path):
+    data = folder(tmp_path / "data")
+    spec = spec_of(data)
+    events = train(spec, data=str(data))
+    next(events)
+    (data / "val" / "class-0" / "0.jpeg").unlink()
+    with pytest.raises(FileNotFoundError):
+        list(events)
+
+
+def test_a_checkpoint_of_another_version_is_set_aside(root, tmp_path, monkeypatch):
+    spec, file = spec_of(root), tmp_path / "run.pt"
+    events = train(spec, file, data=str(root))
+    next(events)
+    next(events)
+    events.close()
+    monkeypatch.setattr(checkpoints, "__version__", "0.0.0")
+    with pytest.warns(UserWarning, match=r"made by another setup .* starts anew; it is kept as run\.aside"):
+        assert len(list(train(spec, file, data=str(root)))) == 4
+    assert (tmp_path / "run.aside").is_file()
+
+
+def test_no_step_asks_the_device_for_a_number(root):
+    """But for the metrics of a step that is sampled."""
+    run = Run(spec_of(root, **CLIPPED), "cpu", Team())
+    feed = stream(root, run.spec)
+    batches = [[next(feed) for _ in range(2)] for _ in range(2)]
+    run.train(batches[0], pause=False)
+    run.every = 100
+    with torch.profiler.profile() as seen:
+        run.net.train()
+        for k, batch in enumerate(batches[1]):
+            run.statistics.before(k)
+            run._forward(run._model, batch)
+    assert not [event.key for event in seen.key_averages() if event.key == "aten::_local_scalar_dense"]
+
+
 def test_another_folder_is_refused(root, tmp_path):
     spec = spec_of(root)
     with pytest.raises(DataError, match="--data DIR"):
@@ -274,6 +312,37 @@ def test_a_study_that_is_killed_goes_on(root, tmp_path, processes):
     assert done.returncode == 0, done.stdout + done.stderr
     assert rows(wild / "s.sqlite") == rows(calm / "s.sqlite")
     assert len(rows(calm / "s.sqlite")) == 2
+
+
+def test_a_run_that_fails_keeps_its_checkpoint_for_another_try(tmp_path):
+    """A disk that loses a file, and finds it again."""
+    data, study = folder(tmp_path / "data"), tmp_path / "pair.toml"
+    study.write_text(STUDY.replace("epochs = 16", "epochs = 40"))
+    words = reproduce(tmp_path, study, data, 1)
+    started = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not progress(tmp_path / "s.sqlite"):
+        time.sleep(0.05)
+    (data / "val" / "class-0" / "0.jpeg").rename(tmp_path / "gone.jpeg")
+    assert started.wait(120) == 1
+    (tmp_path / "gone.jpeg").rename(data / "val" / "class-0" / "0.jpeg")
+    left = list((tmp_path / "s.sqlite.checkpoints").glob("*.pt"))
+    assert left
+    done = subprocess.run([*words, "--retry"], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {outcome for outcome, _ in rows(tmp_path / "s.sqlite").values()} == {"reached"}
+
+
+def test_a_run_that_cannot_work_ends_under_torchrun_too(tmp_path):
+    data, study = folder(tmp_path / "data"), tmp_path / "pair.toml"
+    study.write_text(STUDY)
+    for k in range(9):
+        (data / "train" / "class-1" / f"{k}.jpeg").write_bytes(b"broken")
+    done = subprocess.run(reproduce(tmp_path, study, data, 2, "--strict"), capture_output=True, text=True, timeout=200)
+    assert done.returncode != 0
+    with Store(tmp_path / "s.sqlite", create=False) as store:
+        found = [record for record in store.records("pair") if record.state == "done"]
+    assert [record.outcome for record in found] == ["crashed"]
+    assert "BrokenImageError" in found[0].message
 
 
 def progress(path):

@@ -1,8 +1,10 @@
 """The commands around ImageNet: planning, checking folders, the table, evaluating, and what they say to bad input."""
 
+import io
 import re
 
 import pytest
+from rich.console import Console
 
 from carryclip.experiments import plan, reproduce
 from carryclip.experiments.analysis import accuracy
@@ -82,7 +84,7 @@ def test_a_family_needs_a_tier(capsys):
 
 
 def test_a_study_of_unknown_size_is_left_out(capsys, tmp_path):
-    assert ask("imagenet-mini", images_per_second=100.0) == 0
+    assert ask("imagenet-mini") == 2
     assert "imagenet-mini depends on the images: say --data DIR." in said(capsys)
     assert ask("imagenet-mini", images_per_second=100.0, data=str(folder(tmp_path / "data"))) == 0
     assert "imagenet-mini" in said(capsys)
@@ -133,8 +135,15 @@ def test_what_cannot_be_is_said_before_anything_starts(capsys, tmp_path):
 
 def test_torchrun_is_for_images_only(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
     assert run("digits-smoke", tmp_path) == 2
     assert "torchrun is for imagenet; digits runs in workers" in said(capsys)
+    assert run("imagenet-smoke", tmp_path, device="cuda:1") == 2
+    assert "each process takes the GPU of its number" in said(capsys)
+    assert run("imagenet-smoke", tmp_path, device="cuda") == 2
+    assert "Cannot train on 'cuda' here" in said(capsys)
+    assert run("imagenet-smoke", tmp_path, timeout=60.0) == 2
+    assert "--timeout is for workers" in said(capsys)
 
 
 # ---------------------------------------------------------------------- a study to its end
@@ -181,14 +190,13 @@ def test_exports_have_the_settings(finished, tmp_path):
 # ---------------------------------------------------------------------- the table
 
 
-def paper_summary(tier="paper", shift=0.0, seeds=5):
-    """Every run of the paper's grid, with the paper's medians."""
+def paper_summary(tier="paper", shift=0.0, outcome="reached", **settings):
+    """Every run of the paper's grid, with the paper's medians; the last seed may have ended in another way."""
     best, records = {}, []
-    for spec in load("imagenet-paper").specs:
-        if spec.seed < seeds:
-            median, spread = accuracy.PAPER[accuracy.region_name(spec.region), spec.label]
-            best[spec.id] = (median + shift + spread * (spec.seed - 2) / 2) / 100
-            records.append(Record(spec, "done", "reached", 90, 1.0, None, {}))
+    for spec in load("imagenet-paper").with_settings("imagenet", settings).specs:
+        median, spread = accuracy.PAPER[accuracy.region_name(spec.region), spec.label]
+        best[spec.id] = (median + shift + spread * (spec.seed - 2) / 2) / 100
+        records.append(Record(spec, "done", outcome if spec.seed == 4 else "reached", 90, 1.0, None, {}))
 
     def epochs(run):
         return [
@@ -217,7 +225,44 @@ def test_the_papers_numbers_stand_beside_its_own_size_only():
     assert "the paper" not in accuracy.heads(small)
     assert accuracy.judged(small)[0].verdict == "not run at this size"
     assert accuracy.judged(paper_summary())[0].verdict == "holds"
+    other = paper_summary(data="a folder", classes=10, images=9469, tests=3925)
+    assert "the paper" not in accuracy.heads(other)
+    assert accuracy.judged(other)[0].verdict == "not run at this size"
     assert accuracy.judged(paper_summary(shift=-3.0))[0].verdict == "contradicted"
+
+
+def test_runs_that_failed_are_no_seeds():
+    (none,) = [row for row in accuracy.rows_of(paper_summary(outcome="crashed")) if row.name == "no clipping"]
+    assert len(none.best) == 4
+    (none,) = [row for row in accuracy.rows_of(paper_summary(outcome="diverged")) if row.name == "no clipping"]
+    assert len(none.best) == 5
+
+
+def test_learning_rates_and_settings_are_no_seeds():
+    specs = [
+        Spec.read({**SPEC, "lr": lr, "image": image, "seed": seed})
+        for lr in (0.1, 0.2)
+        for image in (16, 24)
+        for seed in (0, 1)
+    ]
+    best = {spec.id: 0.5 + spec.lr + spec.seed / 100 for spec in specs}
+    records = [Record(spec, "done", "reached", 3, 1.0, None, {}) for spec in specs]
+    parts = summarise("study", "A study", "small", records, lambda run: [Epoch(1, test_accuracy=best[run])])
+    assert [dict(part.settings)["image"] for part in parts] == [16, 24]
+    for part in parts:
+        (row,) = accuracy.rows_of(part)
+        assert row.best == pytest.approx((70.0, 71.0))
+        assert row.name == "no clipping (batch 8, lr 0.2)"
+
+
+def test_image_studies_are_left_out_of_a_tier_without_images(tmp_path):
+    console = Console(file=io.StringIO(), width=200)
+    chosen = [load("cifar10-slice"), load("imagenet-mini")]
+    _, kept = reproduce.with_images(chosen, {}, Options(), console)
+    assert [study.name for study in kept] == ["cifar10-slice"]
+    assert "imagenet-mini is left out: it needs --data DIR." in console.file.getvalue()
+    _, kept = reproduce.with_images(chosen, {"task": {"cifar10"}}, Options(data=str(tmp_path)), console)
+    assert [study.name for study in kept] == ["cifar10-slice"]
 
 
 def test_the_verdict_on_a_table():

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from carryclip.experiments.imagenet.resnet import EPSILON, NETS, Block, ResNet, Statistics
+from carryclip.experiments.imagenet.resnet import EPSILON, Block, ResNet, Statistics
+from carryclip.experiments.recipes import NETS
 
 
 def test_resnet50_has_the_layers_it_should():
@@ -116,14 +117,11 @@ def test_averages_do_not_depend_on_how_a_batch_is_cut():
     averages = Statistics(net, 0.9)
     kept = torch.zeros_like(averages.average)
     for _ in range(3):
-        averages.begin()
         seen = []
         for part in torch.randn(3, 4, 3, 16, 16):
-            single = Statistics(net, 0.9)
-            single.begin()
+            averages.before(0)
             net.train()(part)
-            seen.append(single.seen().clone())
-        averages.begin()
+            seen.append(averages.seen().clone())
         averages.take(torch.stack(seen).mean(0))
         kept = 0.9 * kept + 0.1 * torch.stack(seen).mean(0)
     torch.testing.assert_close(averages.average, kept)
@@ -139,10 +137,10 @@ def test_passes_of_a_step_are_averaged_by_batch_norm_itself():
     parts = torch.randn(3, 4, 3, 16, 16)
     seen = []
     for part in parts:
-        averages.begin()
+        averages.before(0)
         net(part)
         seen.append(averages.seen().clone())
-    averages.begin()
-    for part in parts:
+    for number, part in enumerate(parts):
+        averages.before(number)
         net(part)
     torch.testing.assert_close(averages.seen(), torch.stack(seen).mean(0))

@@ -82,7 +82,7 @@ def reproduce(
     threads: Annotated[int, Parameter(group=_Studies)] = 1,
     device: Annotated[str, Parameter(group=_Studies)] = "cpu",
     gpus: Annotated[float, Parameter(group=_Studies)] = 0.0,
-    timeout: Annotated[float | None, Parameter(group=_Studies)] = 24.0,
+    timeout: Annotated[float | None, Parameter(group=_Studies)] = None,
     memory: Annotated[float | None, Parameter(group=_Studies)] = None,
     data: Annotated[str | None, Parameter(group=_Studies)] = None,
     strict: Annotated[bool, Parameter(group=_Studies)] = False,
@@ -117,11 +117,11 @@ def reproduce(
         threads: of each worker; another number may change the last bits of results.
         device: where to train, such as "cuda".
         gpus: share of a GPU for each worker on a cluster.
-        timeout: hours after which a run is given up.
+        timeout: hours after which a run is given up; 24 by default, and as many as it needs for imagenet.
         memory: GB that a worker may take before its run is given up.
         data: folder of images for imagenet: train and val, in each a folder per class; the smoke tier makes its own.
         strict: let an image that cannot be read end its run, instead of counting it.
-        keep: keep the last checkpoint of every run, beside the store.
+        keep: keep the last checkpoint of every ImageNet run, beside the store.
         store: file for the results.
         resume: go on with the store that is there; --no-resume sets it aside.
         retry: do runs again that crashed, ran out of memory or took too long.

@@ -36,7 +36,7 @@ def calibrate(
         for task, mine in by_task.items():
             if task == "imagenet":
                 kinds = list({Throughput.key(spec): spec for spec in mine}.values())
-                seen = [pool.schedule(_images, args=(kinds, threads, device)) for _ in range(workers)]
+                seen = [pool.schedule(_images, args=(kinds, threads, device, os.getcwd())) for _ in range(workers)]
                 found = [future.result() for future in seen]
                 means = {key: statistics.fmean(one[key] for one in found) for key in found[0]}
                 rates[task] = Throughput(means, start)
@@ -84,12 +84,13 @@ def _measure(specs: list[Spec], threads: int, device: str, folder: str) -> Rates
     return Rates(step=step, method=method, example=evaluate / len(labels), start=loaded)
 
 
-def _images(specs: list[Spec], threads: int, device: str) -> dict[Method, float]:
+def _images(specs: list[Spec], threads: int, device: str, folder: str) -> dict[Method, float]:
     """Images per second, by kind, from steps on pixels that cost nothing to read."""
     from carryclip.experiments.imagenet.train import Run
     from carryclip.experiments.team import Team
 
     torch.set_num_threads(threads)
+    sys.path.append(folder)  # for methods of one's own
     found = {}
     for spec in specs:
         count = spec.recipe.micro if device != "cpu" else min(spec.recipe.micro, 8)

@@ -53,8 +53,18 @@ def read(path: Path, spec: Spec, device: str | None = None) -> dict[str, Any] | 
     try:
         state = torch.load(path, weights_only=True, map_location="cpu")
         made = state.pop("made")
-        same = made.startswith(f"{spec.canonical} ") if device is None else made == _made(spec, device)
-        return state if same else None
+        if made == _made(spec, device) if device is not None else made.startswith(f"{spec.canonical} "):
+            return state
+        aside = path.with_name(f"{path.stem}.aside")
+        if device is not None:
+            os.replace(path, aside)
+            was, now = (text.removeprefix(f"{spec.canonical} ") for text in (made, _made(spec, device)))
+            warnings.warn(
+                f"{path} was made by another setup ({was}; now {now}), so the run starts anew; it is kept as "
+                f"{aside.name}.",
+                stacklevel=2,
+            )
+        return None
     except (FileNotFoundError, NotADirectoryError):
         return None
     except Exception as error:  # torch names many kinds for a damaged file
@@ -68,5 +78,10 @@ def unreadable(path: Path, error: Exception) -> None:
 
 
 def _made(spec: Spec, device: str) -> str:
-    """What must agree, or a resumed run would be neither the one nor the other."""
+    """What must agree, or a resumed run would be neither the one nor the other.
+
+    A run of days may move to other hardware, where its last bits may differ.
+    """
+    if spec.task == "imagenet":
+        return f"{spec.canonical} {__version__}"
     return f"{spec.canonical} {__version__} {torch.__version__} {device} {torch.get_num_threads()}"

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from carryclip.experiments.imagenet import schedule
 from carryclip.experiments.spec import Spec
 
 EXAMPLES = {"digits": 1438, "cifar10": 50_000}
@@ -25,7 +26,7 @@ def examples_of(spec: Spec) -> int:
 def steps_of(spec: Spec) -> int:
     """Steps per epoch."""
     if spec.task == "imagenet":
-        return examples_of(spec) // spec.batch
+        return schedule.steps_of(spec)
     return math.ceil(examples_of(spec) / spec.batch)
 
 

@@ -38,6 +38,8 @@ def ask(
         if images_per_second is not None and not images_per_second > 0:
             raise InputError(f"--images-per-second must be above 0, got {images_per_second:g}.")
         chosen = _with_sizes(studies(what or ([] if tier else grid.names()), tier), data, console)
+        if not chosen:
+            return 2
         typed = " ".join([*what, *(["--tier", tier] if tier else [])]) or "STUDY"
         elsewhere = images_per_second is not None  # where nothing is known of its cores
         workers = workers or (1 if elsewhere else default_workers(threads, device))

@@ -67,6 +67,10 @@ class End:
     message: str | None = None
 
 
+class StoppedError(Exception):
+    """A run was asked to stop, and has saved what it had."""
+
+
 @dataclass(frozen=True)
 class Record:
     """A run as the store has it."""

@@ -9,6 +9,7 @@ from rich.table import Table
 from carryclip.experiments.database import StoreError
 from carryclip.experiments.engine import work
 from carryclip.experiments.engine.settings import Setting
+from carryclip.experiments.imagenet.folder import WHERE
 from carryclip.experiments.output import complain
 from carryclip.experiments.records import End, Epoch, Progress
 from carryclip.experiments.status import find
@@ -30,6 +31,9 @@ def main(start: str, path: str, data: str | None = None) -> int:
         return 2
     if record.outcome is None:
         complain(console, f"Run {run} is not done yet; see carryclip status --store {path}")
+        return 2
+    if record.spec.task == "imagenet" and data is None:
+        complain(console, WHERE)
         return 2
     threads = int(record.environment.get("threads", 1))
     device = record.environment.get("device", "cpu")

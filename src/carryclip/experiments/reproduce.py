@@ -18,7 +18,7 @@ from carryclip.experiments.data.unpack import DataError
 from carryclip.experiments.database import StoreError
 from carryclip.experiments.engine.settings import Options
 from carryclip.experiments.output import complain, make_folder
-from carryclip.experiments.spec import FIELDS, check_keys, load_method, parse
+from carryclip.experiments.spec import FIELDS, Spec, check_keys, load_method, parse
 from carryclip.experiments.store import Store
 
 
@@ -72,7 +72,7 @@ def _split(values: str) -> list[str]:
 def _canonical(key: str, value: str) -> str:
     """A value as a spec would have it, for comparing."""
     try:
-        if key in ("lr", "target"):
+        if key in ("lr", "target", "decay", "smoothing"):
             return str(float(value))
         if key in ("region", "carry") and "(" in value:
             return repr(parse(value))
@@ -95,17 +95,20 @@ def main(
 ) -> int:
     """Run studies and build the report."""
     console = Console()
+    team: Any = None
     try:
         chosen, wanted = studies(what, tier), restriction(only)
         check_options(options)
         options, team = _gathered(chosen, options)
         if team is not None and not team.leads:
             return _follow(Path(store), options, team)
-        chosen = with_images(chosen, options.data, console)
+        options, chosen = with_images(chosen, wanted, options, console)
         _check(chosen, wanted, options, theory)
-        _check_cut(chosen, team)
+        _check_cut([spec for study in chosen for spec in study.specs if grid.matches(spec, wanted)], team)
     except (ValueError, DataError) as error:
         complain(console, error)
+        if team is not None:
+            team.told(None)  # the others may go home
         return 2
     folder = make_folder(out, console)
     path = Path(store)
@@ -134,16 +137,22 @@ def main(
 
 def _gathered(chosen: Sequence[grid.Study], options: Options) -> tuple[Options, Any]:
     """Options as they are meant, and the processes that work together, if torchrun has started some."""
-    images = any("imagenet" in study.tasks for study in chosen)
-    if images and options.data is None and all(study.tier == "smoke" for study in chosen):
+    if options.data is None and any("imagenet" in study.tasks and study.tier == "smoke" for study in chosen):
         from carryclip.experiments.imagenet.made import made_folder
 
         options = replace(options, data=str(made_folder()))
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
         return options, None
     others = {task for study in chosen for task in study.tasks} - {"imagenet"}
     if others:
         raise InputError(f"torchrun is for imagenet; {', '.join(sorted(others))} runs in workers, without it.")
+    if options.timeout is not None:
+        raise InputError("--timeout is for workers, and torchrun has none: leave it out.")
+    if options.device not in ("cpu", "cuda"):
+        raise InputError(
+            f"Under torchrun each process takes the GPU of its number: --device cuda, not {options.device}."
+        )
+    check_device(options.device)
     from carryclip.experiments.team import join
 
     return replace(options, engine="torchrun"), join(options.device)
@@ -156,25 +165,36 @@ def _follow(store: Path, options: Options, team: Any) -> int:
     return follow(setting_of(store, options), team)
 
 
-def with_images(chosen: Sequence[grid.Study], data: str | None, console: Console) -> list[grid.Study]:
-    """Studies of images, on the folder that there is."""
-    if not any("imagenet" in study.tasks for study in chosen):
-        return list(chosen)
+def with_images(
+    chosen: Sequence[grid.Study], wanted: dict[str, set[str]], options: Options, console: Console
+) -> tuple[Options, list[grid.Study]]:
+    """Studies of images on the folder that there is; without one they are left out, if there are others."""
+    chosen = [study for study in chosen if any(grid.matches(spec, wanted) for spec in study.specs)]
+    images = [study for study in chosen if "imagenet" in study.tasks]
+    if not images:
+        return options, chosen
     from carryclip.experiments.imagenet import made
-    from carryclip.experiments.imagenet.folder import look_through
+    from carryclip.experiments.imagenet.folder import WHERE, look_through
 
-    if data is None:
-        raise InputError("Where are the images? Say --data DIR: a folder with train and val, in each one per class.")
-    if data == str(made.made_folder()):
+    own = options.data == str(made.made_folder())
+    left_out = [study for study in images if options.data is None or (own and study.tier != "smoke")]
+    if len(left_out) == len(chosen):
+        raise InputError(WHERE)
+    for study in left_out:
+        console.print(f"{study.name} is left out: it needs --data DIR.", highlight=False, markup=False)
+    chosen = [study for study in chosen if study not in left_out]
+    if options.data is None:
+        return options, chosen
+    if own:
         made.make()
-    folder = look_through(data)
+    folder = look_through(options.data)
     console.print(f"{folder}.", highlight=False)
-    return [study.with_settings("imagenet", folder.settings) for study in chosen]
+    return options, [study.with_settings("imagenet", folder.settings) for study in chosen]
 
 
-def _check_cut(chosen: Sequence[grid.Study], team: Any) -> None:
+def _check_cut(specs: Sequence[Spec], team: Any) -> None:
     """Before anything starts: can batches be divided among the processes?"""
-    images = [spec for study in chosen for spec in study.specs if spec.task == "imagenet"]
+    images = [spec for spec in specs if spec.task == "imagenet"]
     if images:
         from carryclip.experiments.imagenet.stream import Cut, Order
 
@@ -219,13 +239,19 @@ def _check(chosen: Sequence[grid.Study], wanted: dict[str, set[str]], options: O
 def _check_machine(options: Options) -> None:
     if options.engine == "ray" and importlib.util.find_spec("ray") is None:
         raise InputError('The cluster engine is an extra: pip install "carryclip[ray]"')
-    if options.engine == "local" and options.device != "cpu":
+    if options.engine == "local":
+        check_device(options.device)
+
+
+def check_device(device: str) -> None:
+    """Whether it is there."""
+    if device != "cpu":
         import torch
 
         try:
-            torch.zeros(1, device=options.device)
+            torch.zeros(1, device=device)
         except (RuntimeError, AssertionError) as error:
-            raise InputError(f"Cannot train on {options.device!r} here: {str(error).splitlines()[0]}") from None
+            raise InputError(f"Cannot train on {device!r} here: {str(error).splitlines()[0]}") from None
 
 
 def _set_aside(path: Path, console: Console) -> None:
@@ -236,7 +262,7 @@ def _set_aside(path: Path, console: Console) -> None:
         if store.owners():
             raise StoreError(f"Someone is at work on {path}; stop that first, or choose another --store.")
     aside = path.with_name(f"{path.stem}-until-{time.strftime('%Y%m%d-%H%M%S')}{path.suffix}")
-    for ending in ("", "-wal", "-shm", ".checkpoints"):
+    for ending in ("", "-wal", "-shm", ".checkpoints", ".weights"):
         part = path.with_name(path.name + ending)
         if part.exists():
             part.rename(aside.with_name(aside.name + ending))

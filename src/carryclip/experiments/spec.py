@@ -70,6 +70,8 @@ class Spec:
         if self.target is None:
             object.__setattr__(self, "target", TARGETS.get(self.task))
         else:
+            if self.task not in TARGETS:
+                raise ValueError(f"{self.task} has no target: its runs go on to their last epoch.")
             _number("target", self.target, above=0.0, most=1.0)
             object.__setattr__(self, "target", float(self.target))
         for name, least in (("batch", 1), ("epochs", 1), ("seed", 0), ("examples", 1)):

@@ -185,9 +185,10 @@ class Store(Database):
         )
         return Counter(dict(self._db.execute(query, (study,))))
 
-    def done(self) -> set[str]:
-        """Ids of all runs that are done."""
-        return {run for (run,) in self._db.execute("SELECT id FROM runs WHERE state = 'done'")}
+    def done(self, but: Sequence[Outcome] = ()) -> set[str]:
+        """Ids of all runs that are done, except those that ended so."""
+        rows = self._db.execute("SELECT id, outcome FROM runs WHERE state = 'done'")
+        return {run for run, outcome in rows if outcome not in but}
 
     def under_way(self) -> dict[str, tuple[int, str]]:
         """How many epochs each run that is running has behind it, and what it says about the present one."""

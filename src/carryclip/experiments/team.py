@@ -1,16 +1,20 @@
 """The processes that train one run together, as torchrun starts them; or this one alone."""
 
+import json
 import os
+import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-DELAY = 8
-"""Steps after which a vote is read on a GPU: by then it has long arrived, so that nothing waits."""
+from carryclip.experiments.records import End
+
+DELAY = 1
+"""Steps after which a vote is read on a GPU: while the next one is under way, so that the device is never idle."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +43,40 @@ class Team:
         dist.broadcast_object_list(box, src=0)
         return box[0]
 
+    def report(self, end: End, error: Exception) -> None:
+        """Leave word of how the run ends of an error on this process, for the one that leads."""
+        if not _of_another(error):
+            _board().set(_REPORT, json.dumps(asdict(end)))
+
+    def reported(self, end: End, error: Exception) -> End | None:
+        """How the run ends, by this process or by word of another; None if another one is just gone."""
+        if not _of_another(error):
+            return end
+        time.sleep(1.0)  # the other may be about to say why
+        return End(**json.loads(_board().get(_REPORT))) if _board().check([_REPORT]) else None
+
     def gathered(self, value: Any) -> list[Any]:
         """What each one says, by rank, on all of them."""
         found = [value] * self.size
         if self.size > 1:
             dist.all_gather_object(found, value)
         return found
+
+
+_REPORT = "carryclip/end"
+
+
+def _board() -> Any:
+    """Where processes leave messages even if they no longer work together."""
+    return dist.distributed_c10d._get_default_store()
+
+
+def _of_another(error: Exception) -> bool:
+    """Whether an error only says that another process is gone."""
+    signs = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe")
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+    )
 
 
 def started_by_torchrun() -> bool:

@@ -8,6 +8,8 @@ from carryclip.experiments.analysis.naming import RegionName, region_name
 from carryclip.experiments.analysis.summary import Cell, Summary, runs_of
 from carryclip.experiments.analysis.verdicts import same_table
 from carryclip.experiments.claims import Claim
+from carryclip.experiments.recipes import ImageNet
+from carryclip.experiments.records import FAULTS, Record
 
 PAPER: dict[tuple[RegionName, str], tuple[float, float]] = {
     (RegionName("none"), "none"): (77.1, 0.1),
@@ -29,11 +31,14 @@ PAPER: dict[tuple[RegionName, str], tuple[float, float]] = {
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One way of clipping."""
+    """One way of clipping at one batch size, with the learning rate that suits it best."""
 
     cell: Cell
+    lr: float
     best: tuple[float, ...]
     """The best accuracy over the epochs, in percent, of each seed that is done."""
+    several: bool = False
+    """Whether there are other batch sizes or learning rates."""
 
     @property
     def key(self) -> tuple[RegionName, str]:
@@ -44,7 +49,9 @@ class Row:
     def name(self) -> str:
         """In words."""
         region, method = self.key
-        return "no clipping" if region.kind == "none" else f"{method}, {region.label}"
+        bare = "no clipping" if method == "none" else method
+        words = [bare] if region.kind == "none" else [method, region.label]
+        return ", ".join(words) + (f" (batch {self.cell.batch}, lr {self.lr:g})" if self.several else "")
 
     @property
     def median(self) -> float | None:
@@ -59,18 +66,38 @@ class Row:
 
 def rows_of(summary: Summary) -> list[Row]:
     """Every way of clipping, the best first, those without a result last."""
-    rows = [Row(cell, tuple(_bests(summary, cell))) for cell in summary.cells]
-    return sorted(rows, key=lambda row: -1.0 if row.median is None else row.median, reverse=True)
+    several = len(summary.batches) > 1 or any(len(cell.runs) > 1 for cell in summary.cells)
+    rows = []
+    for cell in summary.cells:
+        found = [Row(cell, lr, tuple(_bests(summary, cell, lr)), several) for lr in cell.runs]
+        rows.append(max(found, key=_rank))
+    return sorted(rows, key=_rank, reverse=True)
 
 
-def _bests(summary: Summary, cell: Cell) -> list[float]:
-    """Of all seeds that are done; one that has diverged counts with what it had."""
+def _rank(row: Row) -> float:
+    return -1.0 if row.median is None else row.median
+
+
+def _bests(summary: Summary, cell: Cell, lr: float) -> list[float]:
+    """Of all seeds that are done; one that has diverged counts with what it had, one that failed does not."""
     found = []
-    for record in cell.records:
-        if record.state == "done":
+    for record in cell.runs[lr].values():
+        if record.state == "done" and record.outcome not in FAULTS:
             seen = [epoch.test_accuracy for epoch in summary.epochs(record.spec.id) if epoch.test_accuracy is not None]
             found.append(100.0 * max(seen, default=0.0))
     return found
+
+
+def is_papers(summary: Summary) -> bool:
+    """Whether these runs are the paper's in all but the numbers: only then are they compared."""
+    own = {(record.spec.optimizer, record.spec.lr, record.spec.batch, record.spec.epochs) for record in _all(summary)}
+    counts = {"data": dict(summary.settings).get("data")}
+    same = own == {("nesterov", 0.1, 4096, 90)} and dict(summary.settings) == {**vars(ImageNet()), **counts}
+    return same and summary.tier == "paper"
+
+
+def _all(summary: Summary) -> list[Record]:
+    return [record for cell in summary.cells for record in cell.records]
 
 
 def words(summary: Summary, rows: Sequence[Row]) -> list[list[str]]:
@@ -79,8 +106,8 @@ def words(summary: Summary, rows: Sequence[Row]) -> list[list[str]]:
     for row in rows:
         method = row.cell.setting.method
         carry = {"none": "", "clip": "no"}.get(method, "yes" if method == "U-Clip" else method)
-        cells = [row.name.partition(", ")[2] or row.name, carry, *_numbers(row.median, row.range, len(row.best))]
-        if summary.tier == "paper":
+        cells = [row.name.removeprefix(f"{method}, "), carry, *_numbers(row.median, row.range, len(row.best))]
+        if is_papers(summary):
             cells.append(" ± ".join(f"{x:.1f}" for x in PAPER[row.key]) if row.key in PAPER else "")
         table.append(cells)
     return table
@@ -88,7 +115,7 @@ def words(summary: Summary, rows: Sequence[Row]) -> list[list[str]]:
 
 def heads(summary: Summary) -> list[str]:
     """Names of its columns."""
-    return ["region", "carry", "best top-1 (%)", "seeds", *(["the paper"] if summary.tier == "paper" else [])]
+    return ["region", "carry", "best top-1 (%)", "seeds", *(["the paper"] if is_papers(summary) else [])]
 
 
 def _numbers(median: float | None, spread: float | None, seeds: int) -> list[str]:
@@ -103,7 +130,7 @@ def judged(summary: Summary) -> list[Claim]:
     done, planned = runs_of(summary.cells)
     seen = [f"{row.name} {row.median:.1f}" for row in rows if row.median is not None]
     pairs = [(row.median, *PAPER[row.key]) for row in rows if row.median is not None and row.key in PAPER]
-    own = summary.tier == "paper" and done == planned
+    own = is_papers(summary) and done == planned
     return [
         Claim(
             "I1",

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -145,7 +146,8 @@ class Summary:
         study: its name.
         title: what it is.
         tier: ``"smoke"``, ``"small"`` or ``"paper"``.
-        task, examples, target: the data, how much of it, and the train accuracy at which a run is over.
+        task, examples, target, settings: the data, how much of it, the train accuracy at which a run is over, and what
+            else the task lets one choose.
         cells: in the study's order.
         epochs: the epochs of a run, by its id.
     """
@@ -156,6 +158,7 @@ class Summary:
     task: str
     examples: int | None
     target: float
+    settings: tuple[Any, ...]
     cells: tuple[Cell, ...]
     epochs: Callable[[str], Sequence[Epoch]]
 
@@ -242,11 +245,11 @@ def summarise(
     study: str, title: str, tier: str, records: Iterable[Record], epochs: Callable[[str], Sequence[Epoch]]
 ) -> list[Summary]:
     """The same from records at hand."""
-    groups: dict[tuple[str, int | None, float], dict[tuple[Setting, int], list[Record]]] = {}
+    groups: dict[tuple[str, int | None, float, tuple[Any, ...]], dict[tuple[Setting, int], list[Record]]] = {}
     for record in records:
         spec = record.spec
         setting = Setting(spec.optimizer, spec.region, method_name(spec))
-        data = groups.setdefault((spec.task, spec.examples, spec.goal), {})
+        data = groups.setdefault((spec.task, spec.examples, spec.goal, spec.settings), {})
         data.setdefault((setting, spec.batch), []).append(record)
     return [
         Summary(study, title, tier, *key, tuple(Cell(*place, tuple(found)) for place, found in data.items()), epochs)

@@ -11,7 +11,7 @@ from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 
 from carryclip.experiments.engine import work
 from carryclip.experiments.engine.owners import Claims, free_the_dead
-from carryclip.experiments.engine.settings import Setting
+from carryclip.experiments.engine.settings import Setting, limit_of
 from carryclip.experiments.records import End, Epoch, Progress
 from carryclip.experiments.spec import Spec
 from carryclip.experiments.store import Store
@@ -27,7 +27,8 @@ def _train(canonical: str, setting: Setting) -> Iterator[tuple[Epoch | Progress 
     spec = Spec.from_canonical(canonical)
     for event in work.events(spec, setting):
         yield event, told
-    work.clear(spec, setting)
+        if isinstance(event, End):
+            work.clear(spec, setting, event)
 
 
 class RayEngine:
@@ -40,7 +41,7 @@ class RayEngine:
         address: of the cluster; None for one that is started here.
         workers: tasks in flight; None for as many as the cluster has room for.
         gpus: share of a GPU for each.
-        timeout: seconds that a run may take; None for no limit.
+        timeout: seconds that a run may take; None for what is usual for its task.
     """
 
     def __init__(
@@ -121,11 +122,11 @@ class RayEngine:
                 self._hear(flight)
             flights = list(self._flying)
             ready = ray.wait(flights, num_returns=len(flights), timeout=0)[0] if flights else []
-        if self.timeout is not None:
-            late = [flight for flight, begun in self._begun.items() if time.monotonic() - begun > self.timeout]
-            for flight in late:
+        for flight, begun in list(self._begun.items()):
+            limit = limit_of(self._flying[flight][0], self.timeout)
+            if limit is not None and time.monotonic() - begun > limit:
                 ray.cancel(flight, force=True)
-                self._end(flight, End("timeout", message=f"Stopped after {self.timeout:g} s, the limit for a run."))
+                self._end(flight, End("timeout", message=f"Stopped after {limit:g} s, the limit for a run."))
 
     def _hear(self, flight: Any) -> None:
         """The next thing that a task tells, or why it tells nothing more."""

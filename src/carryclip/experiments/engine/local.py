@@ -16,7 +16,7 @@ from pebble import CONSTS, ProcessExpired, ProcessPool
 
 from carryclip.experiments.engine import work
 from carryclip.experiments.engine.owners import Claims, free_the_dead
-from carryclip.experiments.engine.settings import Setting
+from carryclip.experiments.engine.settings import Setting, limit_of
 from carryclip.experiments.records import End, Outcome
 from carryclip.experiments.spec import Spec
 from carryclip.experiments.store import Store
@@ -42,7 +42,7 @@ class LocalEngine:
         owner: in whose name they are taken.
         setting: for the workers.
         workers: how many at a time.
-        timeout: seconds that a run may take; None for no limit.
+        timeout: seconds that a run may take; None for what is usual for its task.
     """
 
     def __init__(self, store: Store, owner: str, setting: Setting, *, workers: int, timeout: float | None) -> None:
@@ -95,7 +95,7 @@ class LocalEngine:
             spec, claim = taken
             arguments = (spec.canonical, str(self.store.path.resolve()), claim, self.setting)
             try:
-                future = pool.schedule(work.run, args=arguments, timeout=self.timeout)
+                future = pool.schedule(work.run, args=arguments, timeout=limit_of(spec, self.timeout))
             except RuntimeError as error:  # what pebble says once its pool is broken
                 raise BrokenProcessPool(str(error)) from None
             self._flying[future] = taken
@@ -108,7 +108,8 @@ class LocalEngine:
             if claim in self.store.owners():  # it ended without a word
                 self._once_more(spec, claim, "The worker ended without a result.", "crashed")
         except TimeoutError:
-            self._end(spec, claim, End("timeout", message=f"Stopped after {self.timeout:g} s, the limit for a run."))
+            limit = limit_of(spec, self.timeout)
+            self._end(spec, claim, End("timeout", message=f"Stopped after {limit:g} s, the limit for a run."))
         except (CancelledError, BrokenProcessPool):
             raise
         except ProcessExpired as error:

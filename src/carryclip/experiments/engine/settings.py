@@ -3,7 +3,17 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from carryclip.experiments.spec import Spec
+
 CHECKPOINT_SECONDS = 60.0
+USUAL_LIMIT = 24 * 3600.0
+
+
+def limit_of(spec: Spec, timeout: float | None) -> float | None:
+    """Seconds that a run may take: as given, or a day, or as long as it wants if it is one of ImageNet."""
+    if timeout is not None:
+        return timeout
+    return None if spec.task == "imagenet" else USUAL_LIMIT
 
 
 @dataclass(frozen=True)
@@ -17,7 +27,7 @@ class Options:
     device: str = "cpu"
     gpus: float = 0.0
     timeout: float | None = None
-    """Seconds that a run may take."""
+    """Seconds that a run may take; None for what is usual for its task."""
     memory: float | None = None
     every: float = CHECKPOINT_SECONDS
     data: str | None = None

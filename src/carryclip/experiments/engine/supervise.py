@@ -96,10 +96,10 @@ def _conclude(
 
 
 def _sweep(store: Store) -> None:
-    """Remove checkpoints of runs that are done."""
+    """Remove checkpoints of runs that are done, except those that failed and may be tried again."""
     from carryclip.experiments import checkpoints
 
-    done = store.done()
+    done = store.done(but=FAULTS)
     for left in checkpoints.folder(store.path).glob("*.pt*"):
         if left.name.partition(".")[0] in done:
             left.unlink(missing_ok=True)

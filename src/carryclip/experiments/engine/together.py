@@ -5,6 +5,7 @@ from collections.abc import Callable
 from carryclip.experiments.engine import work
 from carryclip.experiments.engine.owners import Claims
 from carryclip.experiments.engine.settings import Setting
+from carryclip.experiments.records import End, StoppedError
 from carryclip.experiments.spec import Spec
 from carryclip.experiments.store import Store
 from carryclip.experiments.team import Team
@@ -33,14 +34,22 @@ class TogetherEngine:
             while taken := self._claims.next(study):
                 spec, claim = taken
                 self.team.told(spec.canonical)
+                told = work.environment(self.setting, self.team.size)
                 try:
                     for event in work.trained(spec, self.setting, team=self.team, stop=stop):
-                        if not work.write(self.store, claim, spec, event, work.environment(self.setting)):
+                        if not work.write(self.store, claim, spec, event, told):
                             raise RuntimeError(f"Someone else has taken run {spec.id} meanwhile.")
                         tick()
-                except work.StoppedError:
+                        if isinstance(event, End):
+                            work.clear(spec, self.setting, event)
+                except StoppedError:
                     raise KeyboardInterrupt from None
-                work.clear(spec, self.setting)
+                except Exception as error:
+                    # Of the run itself it is how the run ends; of a process that died, the run goes on some day.
+                    end = self.team.reported(work.failure(error), error)
+                    if end is not None:
+                        work.write(self.store, claim, spec, end, told)
+                    raise
 
     def close(self) -> None:
         """Let the others go."""
@@ -54,6 +63,9 @@ def follow(setting: Setting, team: Team) -> int:
             try:
                 for _ in work.trained(Spec.from_canonical(canonical), setting, team=team, stop=stop):
                     pass
-            except work.StoppedError:
+            except StoppedError:
                 return 130
+            except Exception as error:
+                team.report(work.failure(error), error)
+                raise
     return 0

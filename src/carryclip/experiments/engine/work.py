@@ -1,7 +1,6 @@
 """What happens in a worker: train one run, and make an outcome of whatever goes wrong."""
 
 import contextlib
-import ctypes
 import functools
 import os
 import platform
@@ -10,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from carryclip.experiments.engine.settings import Setting
-from carryclip.experiments.records import End, Epoch, Progress
+from carryclip.experiments.records import FAULTS, End, Epoch, Progress, StoppedError
 from carryclip.experiments.spec import Spec
 from carryclip.experiments.store import Store
 
@@ -39,15 +39,17 @@ def prepare(setting: Setting) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Leave no worker behind when the supervisor is killed (on Linux; elsewhere it ends at its next write)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
+    """Leave no worker behind when the supervisor is killed.
+
+    The kernel could do it, but by the thread that has started the worker: that of a pool ends before its workers.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
         os._exit(1)
 
-
-class StoppedError(Exception):
-    """A run was asked to stop and has saved what it had."""
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def trained(
@@ -68,13 +70,10 @@ def trained(
 
         yield from train(spec, file, **common)
         return
-    from carryclip.experiments.imagenet import train as imagenet
+    from carryclip.experiments.imagenet.train import train as train_images
 
     given = {"data": setting.data, "strict": setting.strict, "team": team, "threads": 2 * setting.threads}
-    try:
-        yield from imagenet.train(spec, file, **common, **given, stop=stop)
-    except imagenet.StoppedError as error:
-        raise StoppedError(str(error)) from None
+    yield from train_images(spec, file, **common, **given, stop=stop)
 
 
 def events(spec: Spec, setting: Setting, stop: Callable[[], bool] = lambda: False) -> Iterator[Epoch | Progress | End]:
@@ -84,8 +83,13 @@ def events(spec: Spec, setting: Setting, stop: Callable[[], bool] = lambda: Fals
     except StoppedError:
         raise
     except (Exception, SystemExit) as error:  # a module of the user's may well try to exit
-        told = "".join(traceback.format_exception(error))[-MESSAGE_LENGTH:]
-        yield End("oom" if _out_of_memory(error) else "crashed", message=told)
+        yield failure(error)
+
+
+def failure(error: BaseException) -> End:
+    """How a run ends of an error."""
+    told = "".join(traceback.format_exception(error))[-MESSAGE_LENGTH:]
+    return End("oom" if _out_of_memory(error) else "crashed", message=told)
 
 
 def checkpoint_of(spec: Spec, setting: Setting) -> Path | None:
@@ -116,9 +120,11 @@ def run(canonical: str, path: str, owner: str, setting: Setting) -> None:
             for event in events(spec, setting, stop):
                 if not write(store, owner, spec, event, environment(setting)):
                     return
+                if isinstance(event, End):
+                    clear(spec, setting, event)
         except StoppedError:
-            return
-    clear(spec, setting)
+            store.close()
+            os._exit(signal.SIGTERM)  # as who asked for it expects
 
 
 @contextlib.contextmanager
@@ -134,8 +140,10 @@ def asked_to_stop() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
-def clear(spec: Spec, setting: Setting) -> None:
-    """Remove what a run that is done leaves on disk."""
+def clear(spec: Spec, setting: Setting, end: End) -> None:
+    """Remove what a run that is done leaves on disk; one that failed may go on from there when its cause is gone."""
+    if end.outcome in FAULTS:
+        return
     from carryclip.experiments import checkpoints
 
     if (checkpoint := checkpoint_of(spec, setting)) is not None and checkpoint.parent.is_dir():
@@ -147,9 +155,10 @@ def clear(spec: Spec, setting: Setting) -> None:
             leftover.unlink(missing_ok=True)
 
 
-def environment(setting: Setting) -> dict[str, Any]:
+def environment(setting: Setting, processes: int = 1) -> dict[str, Any]:
     """What else may decide the last bits of a result."""
-    return {**_machine(), "threads": setting.threads, "device": setting.device, "commit": setting.commit}
+    together = {} if processes == 1 else {"processes": processes}
+    return {**_machine(), "threads": setting.threads, "device": setting.device, "commit": setting.commit, **together}
 
 
 @functools.cache

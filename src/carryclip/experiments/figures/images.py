@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from carryclip.experiments.analysis.accuracy import PAPER, Row, heads, rows_of, words
+from carryclip.experiments.analysis.accuracy import PAPER, Row, heads, is_papers, rows_of, words
 from carryclip.experiments.analysis.naming import RegionName, region_name
 from carryclip.experiments.analysis.summary import Cell, Summary
 from carryclip.experiments.figures.carry import GRADIENT, RADIUS, limits_of, log_norms
@@ -23,7 +23,7 @@ def accuracy(summary: Summary) -> Drawn | None:
     if not any(row.best for row in rows):
         return None
     given = looks(summary.methods)
-    own = summary.tier == "paper"
+    own = is_papers(summary)
     legend = [(method, {**given[method], "linestyle": "none"}) for method in summary.methods]
     height = 0.24 * len(rows) + 0.2
     made = sheet(

@@ -11,6 +11,7 @@ from carryclip.experiments.data.unpack import DataError
 
 ENDINGS = (".jpeg", ".jpg", ".png")
 PARTS = ("train", "val")
+WHERE = "Where are the images? Say --data DIR: a folder with train and val, and in each one folder per class."
 EXPECTED = "It needs the folders train and val, and in each a folder of images for every class."
 
 
@@ -96,7 +97,8 @@ def _listed(folder: Path, classes: Sequence[str]) -> Part:
     names: list[str] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
-        images = sorted(entry.name for entry in os.scandir(folder / name) if entry.name.lower().endswith(ENDINGS))
+        found = [entry.name for entry in os.scandir(folder / name) if not entry.name.startswith(".")]
+        images = sorted(name for name in found if name.lower().endswith(ENDINGS))
         if not images:
             raise DataError(
                 f"The class folder {folder / name} has no images ({', '.join(ENDINGS)}). Fill it, or remove it from "

@@ -1,5 +1,6 @@
 """From a file to an array of pixels: decoding, the random crop of training and the middle crop of evaluation."""
 
+import io
 import math
 import warnings
 from pathlib import Path
@@ -17,17 +18,24 @@ Box = tuple[int, int, int, int]
 """Left, top, right, bottom."""
 
 
+# Of odd metadata, which thousands of ImageNet's files have. Here, since filters of a thread are those of all.
+warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+
 class BrokenImageError(Exception):
     """A file that cannot be decoded."""
 
 
 def decoded(path: Path) -> Image.Image:
-    """The image in red, green and blue, whatever the file has: grey, a palette, or four colours of ink."""
+    """The image in red, green and blue, whatever the file has: grey, a palette, or four colours of ink.
+
+    A disk that does not give the file is another matter, and raises what it raises.
+    """
+    content = path.read_bytes()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of odd metadata, which thousands of ImageNet's files have
-            with Image.open(path) as image:
-                return image.convert("RGB")
+        with Image.open(io.BytesIO(content)) as image:
+            return image.convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise BrokenImageError(f"{path} cannot be read: {error}") from None
 

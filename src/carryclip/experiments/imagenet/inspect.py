@@ -1,6 +1,8 @@
 """The commands behind ``carryclip data imagenet`` and ``carryclip evaluate``: look at images, look at weights."""
 
+import itertools
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -42,12 +44,14 @@ def _broken(part: Part, console: Console) -> list[str]:
     def look(number: int) -> str | None:
         try:
             decoded(part.path(number))
-        except BrokenImageError as error:
+        except (BrokenImageError, OSError) as error:
             return str(error)
         return None
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        found = pool.map(look, range(len(part)))
+        # Some at a time: a pool takes in all it is given at once.
+        parts = (range(first, min(first + 1024, len(part))) for first in range(0, len(part), 1024))
+        found = itertools.chain.from_iterable(pool.map(look, some) for some in parts)
         told = track(found, part.root.name, len(part), console=console, transient=True)
         return [said for said in told if said is not None]
 
@@ -59,12 +63,15 @@ def evaluate(start: str, path: str, data: str | None, device: str) -> int:
     from carryclip.experiments import checkpoints
     from carryclip.experiments.imagenet.stream import Cut, Reader, evaluation
     from carryclip.experiments.imagenet.train import Run, open_folder, told_of
+    from carryclip.experiments.reproduce import InputError, check_device
     from carryclip.experiments.status import find
     from carryclip.experiments.store import Store
     from carryclip.experiments.team import Team
 
     console = Console()
+    sys.path.append(os.getcwd())  # for methods of one's own
     try:
+        check_device(device)
         with Store(path, create=False) as store:
             spec = store.record_of(find(store, start)).spec
         if spec.task != "imagenet":
@@ -78,7 +85,7 @@ def evaluate(start: str, path: str, data: str | None, device: str) -> int:
                 "it was started with --keep."
             )
         folder = open_folder(spec, data)
-    except (StoreError, DataError) as error:
+    except (StoreError, DataError, InputError) as error:
         complain(console, error)
         return 2
     run = Run(spec, device, Team())
@@ -87,10 +94,10 @@ def evaluate(start: str, path: str, data: str | None, device: str) -> int:
     reader = Reader(folder.val, spec.recipe.image, strict=False)
     batches = evaluation(reader, Cut(spec.recipe.micro, spec.recipe.micro), threads=2 * (os.cpu_count() or 1))
     with console.status("Evaluating ..."):
-        accuracy = run.evaluate(batches, folder.val.names)
+        accuracy, seen = run.evaluate(batches, folder.val.names)
     console.print(
         f"{spec.id} after {run.position:,} steps ({len(run.history)} of {spec.epochs} epochs): top-1 accuracy "
-        f"{100 * accuracy:.2f} % on {len(folder.val):,} images.",
+        f"{100 * accuracy:.2f} % on {seen:,} images.",
         highlight=False,
     )
     if said := told_of(run.broken):

@@ -1,37 +1,22 @@
 """ResNets with pre-activation (v2), as in the framework the paper used: its padding, initial weights and shortcuts."""
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, pad, relu
 
+from carryclip.experiments.recipes import Shape
+
 EPSILON = 1e-5
 """Of batch norm."""
-
-
-class Shape(NamedTuple):
-    """What makes one network differ from another."""
-
-    blocks: tuple[int, int, int, int]
-    bottleneck: bool
-    width: int
-    """Channels after the first convolution; each group doubles them."""
-
-
-NETS = {
-    "resnet50": Shape((3, 4, 6, 3), bottleneck=True, width=64),
-    "resnet26": Shape((2, 2, 2, 2), bottleneck=True, width=64),
-    "resnet18": Shape((2, 2, 2, 2), bottleneck=False, width=64),
-    "resnet10": Shape((1, 1, 1, 1), bottleneck=False, width=16),
-}
-"""By name; the last is narrow, for trials on a CPU."""
 
 
 class ResNet(nn.Module):
     """A network for images in channels-last memory; no convolution has a bias.
 
+    >>> from carryclip.experiments.recipes import NETS
     >>> net = ResNet(NETS["resnet50"], classes=1000)
     >>> sum(p.numel() for p in net.parameters())
     25549352
@@ -130,16 +115,17 @@ class Statistics:
 
     def __init__(self, net: nn.Module, decay: float) -> None:
         self.layers = [layer for layer in net.modules() if isinstance(layer, nn.BatchNorm2d)]
-        for layer in self.layers:
-            layer.momentum = None  # the plain mean over the passes since begin()
         self.decay = decay
         self.average = torch.zeros_like(self.seen())
         self.steps = 0
 
-    def begin(self) -> None:
-        """A step starts."""
+    def before(self, number: int) -> None:
+        """A pass is about to begin, counted from 0 within its step: let layers keep the plain mean over the passes.
+
+        They could count themselves, but would ask the device for the number.
+        """
         for layer in self.layers:
-            layer.num_batches_tracked.zero_()  # type: ignore[operator]
+            layer.momentum = 1.0 / (number + 1)
 
     def seen(self) -> Tensor:
         """What the passes of this step have seen, on average."""

@@ -18,13 +18,14 @@ from torch.nn.parallel import DistributedDataParallel
 from carryclip.diagnosis import CarryClipWarning
 from carryclip.experiments import checkpoints
 from carryclip.experiments.data.unpack import DataError
-from carryclip.experiments.imagenet.folder import Folder, look_through
+from carryclip.experiments.imagenet.folder import WHERE, Folder, look_through
 from carryclip.experiments.imagenet.images import MEAN, STD
-from carryclip.experiments.imagenet.resnet import NETS, ResNet, Statistics
+from carryclip.experiments.imagenet.resnet import ResNet, Statistics
 from carryclip.experiments.imagenet.schedule import rate, steps_of
 from carryclip.experiments.imagenet.stream import Batch, Cut, Order, Reader, evaluation, training
 from carryclip.experiments.methods import Samples, attach, gradient_norm, optimizer_of, own_state, sampling
-from carryclip.experiments.records import End, Epoch, Progress
+from carryclip.experiments.recipes import NETS
+from carryclip.experiments.records import End, Epoch, Progress, StoppedError
 from carryclip.experiments.spec import Spec
 from carryclip.experiments.team import Team, Votes
 
@@ -32,10 +33,6 @@ NORM_DECAY = 0.9
 """Of the averages that batch norm uses in evaluation."""
 SPEAK = 10.0
 """Seconds between two words about how far a run is."""
-
-
-class StoppedError(RuntimeError):
-    """Someone asked for a stop; the run is saved up to its last step."""
 
 
 class Run:
@@ -87,10 +84,10 @@ class Run:
         spec, number = self.spec, self.position
         self.net.train()
         self.optimizer.zero_grad()
-        self.statistics.begin()
         share = spec.batch // self.team.size
         for k, batch in enumerate(batches):
             last = k == len(batches) - 1
+            self.statistics.before(k)
             with contextlib.nullcontext() if last or self.team.size == 1 else self._model.no_sync():
                 loss, right = self._forward(self._model, batch)
                 (loss / share).backward()
@@ -118,7 +115,9 @@ class Run:
 
     def _moved(self, array: Any) -> Tensor:
         tensor = torch.from_numpy(array)
-        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
+        if self.device.type == "cuda":
+            tensor = tensor.pin_memory()
+        return tensor.to(self.device, non_blocking=True)
 
     def _add_decay(self) -> None:
         """The gradient of the L2 term: part of the loss, so that it is clipped with the rest."""
@@ -157,8 +156,8 @@ class Run:
         return epoch
 
     @torch.no_grad()
-    def evaluate(self, batches: Iterator[Batch], names: tuple[str, ...]) -> float:
-        """Share of right answers among all images that can be read."""
+    def evaluate(self, batches: Iterator[Batch], names: tuple[str, ...]) -> tuple[float, int]:
+        """Share of right answers among all images that can be read, and how many these are."""
         self.net.eval()
         self.statistics.show()
         found = torch.zeros(2, dtype=torch.float64, device=self.device)
@@ -167,7 +166,7 @@ class Run:
             found += torch.stack((right, torch.tensor(int((batch["label"] >= 0).sum()), device=self.device)))
             self.note(batch, names)
         right, seen = self.team.add(found).tolist()
-        return right / seen if seen else math.nan
+        return right / seen if seen else math.nan, int(seen)
 
     def note(self, batch: Batch, names: tuple[str, ...]) -> None:
         """Remember files that could not be read."""
@@ -186,7 +185,7 @@ class Run:
             "seconds": self.seconds + seconds,
             "samples": self.samples.values(),
             "sums": self.team.add(self.sums.clone()),
-            "broken": sorted(self.broken),
+            "broken": sorted(set().union(*self.team.gathered(self.broken))),
             "random": torch.get_rng_state(),
             **own_state(self.clipper),
         }
@@ -215,7 +214,7 @@ def weights_of(net: nn.Module) -> list[nn.Parameter]:
 def open_folder(spec: Spec, data: str | None) -> Folder:
     """The folder that a spec is about."""
     if data is None:
-        raise DataError("Where are the images? Say --data DIR, a folder with train and val in it.")
+        raise DataError(WHERE)
     folder = look_through(data)
     if folder.fingerprint != spec.recipe.data:
         raise DataError(f"{folder} is not the folder that this run was planned for ({spec.recipe.data}).")
@@ -250,10 +249,7 @@ def train(
     team = team or Team()
     cut = Cut(spec.batch, spec.recipe.micro, team.rank, team.size)
     folder = open_folder(spec, data)
-    run = Run(spec, device, team)
-    state = None if checkpoint is None else checkpoints.read(checkpoint, spec, device)
-    if state is not None:
-        run.restore(state)
+    run = _resumed(spec, checkpoint, device, team)
     yield from run.history
     order = Order(len(folder.train), spec.batch, spec.epochs, spec.seed)
     reader = Reader(folder.train, spec.recipe.image, strict=strict)
@@ -283,11 +279,25 @@ def train(
                         raise StoppedError(f"Stopped at step {run.step} of epoch {len(run.history) + 1}.")
                 if clock.wants_to_speak():
                     yield clock.word()
-            accuracy = run.evaluate(evaluation(tests, cut, threads=threads), folder.val.names)
+            accuracy, _ = run.evaluate(evaluation(tests, cut, threads=threads), folder.val.names)
             yield run.close(accuracy, clock.spent())
             clock.begin()
             save()
     yield end
+
+
+def _resumed(spec: Spec, path: Path | None, device: str, team: Team) -> Run:
+    """A run at its beginning, or where the leading process finds it; others need not see the file."""
+    run = Run(spec, device, team)
+    state = checkpoints.read(path, spec, device) if path is not None and team.leads else None
+    state = team.told(state)
+    if state is not None and path is not None:
+        try:
+            run.restore(state)
+        except Exception as error:  # as many kinds as there are ways to be damaged
+            checkpoints.unreadable(path, error)
+            return Run(spec, device, team)
+    return run
 
 
 def _end(spec: Spec, run: Run) -> End | None:
@@ -304,7 +314,7 @@ def told_of(broken: set[str]) -> str | None:
         return None
     names = sorted(broken)
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return f"{len(names)} images could not be read, and others took their place: {', '.join(names[:5])}{more}."
+    return f"{len(names)} images could not be read, and were left out: {', '.join(names[:5])}{more}."
 
 
 class _Clock:

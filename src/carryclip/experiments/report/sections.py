@@ -84,9 +84,9 @@ def sections(store: Store, study: str, folder: Path, formats: Sequence[str]) -> 
     parts = summaries(store, study)
     made = []
     with _unwatched():
-        for part in parts:
+        for number, part in enumerate(parts, 1):
             size = "" if part.examples is None else f"-{part.examples}"
-            extra = f"-{part.task}{size}-{100 * part.target:g}" if len(parts) > 1 else ""
+            extra = f"-{number}-{part.task}{size}-{100 * part.target:g}" if len(parts) > 1 else ""
             made.append(_section(part, slug(study + extra), folder, formats))
     return made
 

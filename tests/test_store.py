@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from carryclip.experiments.database import StoreError
+from carryclip.experiments.export import export
 from carryclip.experiments.grid import Study
 from carryclip.experiments.records import FAULTS, OUTCOMES, Epoch
 from carryclip.experiments.spec import Spec
@@ -285,7 +286,41 @@ def test_no_run_is_taken_by_two(tmp_path):
     assert len(taken) == len(set(taken)) == 200
 
 
-def test_a_records_fields_are_the_tables():
-    columns = [field.name for field in dataclasses.fields(Epoch)]
-    assert columns[0] == "epoch"
-    assert len(columns) == 11
+def test_a_records_fields_are_the_tables(store):
+    columns = [name for _, name, *_ in sqlite3.connect(store.path).execute("PRAGMA table_info(epochs)")]
+    assert columns == ["run", *(field.name for field in dataclasses.fields(Epoch) if field.name != "metrics")]
+
+
+# ---------------------------------------------------------------------- what a task measures beyond the usual
+
+
+def test_measures_of_a_task_are_kept_exported_and_merged(tmp_path):
+    with Store(tmp_path / "a.sqlite") as store, Store(tmp_path / "b.sqlite") as other:
+        store.add(study(specs(1)))
+        (spec,) = store.take("study", "me")
+        told = {"tail_recall": 0.25, "weights": [1.0, 2.0], "loss_of_rare": float("nan")}
+        assert store.record(spec.id, "me", Epoch(1, loss=1.0, metrics=told))
+        assert store.record(spec.id, "me", Epoch(2, loss=0.5))
+        kept = [Epoch(1, loss=1.0, metrics={**told, "loss_of_rare": None}), Epoch(2, loss=0.5)]
+        assert store.epochs(spec.id) == kept
+        store.finish(spec.id, "me", "reached")
+        other.merge(store)
+        assert other.epochs(spec.id) == kept
+        export(store, tmp_path, ["csv"])
+    assert '""tail_recall"": 0.25' in (tmp_path / "epochs.csv").read_text()
+
+
+def test_a_store_from_before_measures_gets_their_table(tmp_path):
+    path = tmp_path / "a.sqlite"
+    with Store(path) as store:
+        store.add(study(specs(1)))
+        (spec,) = store.take("study", "me")
+        store.record(spec.id, "me", Epoch(1, loss=1.0))
+    old = sqlite3.connect(path)
+    old.execute("DROP TABLE measures")
+    old.commit()
+    old.close()
+    with Store(path) as store:
+        assert store.epochs(spec.id) == [Epoch(1, loss=1.0)]
+        assert store.record(spec.id, "me", Epoch(2, metrics={"x": 1.0}))
+        assert store.epochs(spec.id)[1].metrics == {"x": 1.0}

@@ -38,7 +38,11 @@ CREATE TABLE IF NOT EXISTS epochs (
     grad_norm REAL, carry_norm REAL, radius_norm REAL, clipped_fraction REAL, carry_feed REAL, seconds REAL,
     PRIMARY KEY (run, epoch)
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS measures (
+    run TEXT NOT NULL REFERENCES runs (id), epoch INTEGER NOT NULL, metrics TEXT NOT NULL, PRIMARY KEY (run, epoch)
+) STRICT, WITHOUT ROWID;
 """
+_TABLES = {"meta", "runs", "titles", "studies", "epochs", "measures"}
 
 
 class StoreError(RuntimeError):
@@ -72,7 +76,7 @@ class Database:
         self._with_patience("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
         self._db.execute("PRAGMA foreign_keys = ON")
-        if not tables:
+        if not tables >= _TABLES:  # a new file, or one from before a table was added
             with self._transaction():
                 for statement in _SCHEMA.split(";\n"):
                     if statement.strip():

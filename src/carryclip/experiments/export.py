@@ -82,7 +82,8 @@ def _epochs(store: Store) -> Iterator[tuple[Any, ...]]:
             if record.spec.id not in seen:
                 seen.add(record.spec.id)
                 for epoch in store.epochs(record.spec.id):
-                    yield (record.spec.id, *asdict(epoch).values())
+                    told = json.dumps(epoch.metrics, sort_keys=True) if epoch.metrics else None
+                    yield (record.spec.id, *list(asdict(epoch).values())[:-1], told)
 
 
 def _csv(path: Path, columns: Sequence[str], rows: Iterator[tuple[Any, ...]]) -> None:

@@ -69,7 +69,7 @@ class Samples:
         self._taken = []
         return self._known
 
-    def means(self) -> dict[str, float | None]:
+    def means(self) -> dict[str, Any]:
         """None for what there is not, or what is not finite."""
         found = self.values()
         # A region that learns its radius has none at its first steps.

@@ -1,6 +1,6 @@
 """What is kept of a run: how it ended, what was seen after each epoch, where it ran."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from carryclip.experiments.spec import Spec
@@ -36,6 +36,8 @@ class Epoch:
     clipped_fraction: float | None = None
     carry_feed: float | None = None
     seconds: float | None = None
+    metrics: dict[str, Any] = field(default_factory=dict)
+    """What else the task has measured, by name: numbers, and short lists of them."""
 
 
 @dataclass(frozen=True)

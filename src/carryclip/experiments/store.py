@@ -9,7 +9,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from carryclip.experiments.spec import Spec
 LEASE = 60.0
 """Seconds for which a run belongs to whoever took it, unless renewed."""
 
+_EPOCH = [field.name for field in fields(Epoch) if field.name != "metrics"]
+"""What every epoch has, by columns."""
 _RECORD = "runs.spec, state, outcome, reached, seconds, message, environment"
 _MINE = "(owner = :owner OR substr(owner, 1, length(:owner) + 1) = :owner || '/')"
 _RUNS = "studies JOIN runs ON runs.id = studies.run WHERE studies.name = ?"
@@ -115,18 +117,22 @@ class Store(Database):
         with self._transaction() as db:
             if not self._owns(run, owner):
                 return False
-            db.execute("DELETE FROM epochs WHERE run = ?", (run,))
+            for table in ("epochs", "measures"):
+                db.execute(f"DELETE FROM {table} WHERE run = ?", (run,))
             return True
 
     def record(self, run: str, owner: str, epoch: Epoch) -> bool:
         """Write one epoch; False, and nothing written, if the run is not the owner's."""
-        row = {name: _storable(value) for name, value in asdict(epoch).items()}
+        row = {name: _storable(getattr(epoch, name)) for name in _EPOCH}
         names = ", ".join(row)
         marks = ", ".join(f":{name}" for name in row)
         with self._transaction() as db:
             if not self._owns(run, owner):
                 return False
             db.execute(f"INSERT OR REPLACE INTO epochs (run, {names}) VALUES (:run, {marks})", {"run": run, **row})
+            if epoch.metrics:
+                told = json.dumps({name: _storable(value) for name, value in epoch.metrics.items()}, sort_keys=True)
+                db.execute("INSERT OR REPLACE INTO measures VALUES (?, ?, ?)", (run, epoch.epoch, told))
             return True
 
     def note(self, run: str, owner: str, text: str) -> bool:
@@ -216,10 +222,20 @@ class Store(Database):
 
     def epochs(self, run: str) -> list[Epoch]:
         """What was written of a run, epoch by epoch."""
-        names = ", ".join(field.name for field in fields(Epoch))
-        return [
-            Epoch(*row) for row in self._db.execute(f"SELECT {names} FROM epochs WHERE run = ? ORDER BY epoch", (run,))
-        ]
+        query = f"SELECT {', '.join(_EPOCH)} FROM epochs WHERE run = ? ORDER BY epoch"
+        found = [Epoch(*row) for row in self._db.execute(query, (run,))]
+        if self._measured:
+            more = dict(self._db.execute("SELECT epoch, metrics FROM measures WHERE run = ?", (run,)))
+            found = [replace(each, metrics=json.loads(more.get(each.epoch, "{}"))) for each in found]
+        return found
+
+    @property
+    def _measured(self) -> bool:
+        """Whether there can be more than the usual columns: an old file that cannot be written has no table for it."""
+        return "measures" in self._tables()
+
+    def _all_of(self, table: str, run: str) -> list[tuple[Any, ...]]:
+        return self._db.execute(f"SELECT * FROM {table} WHERE run = ?", (run,)).fetchall()
 
     # ------------------------------------------------------------------ together
 
@@ -245,9 +261,10 @@ class Store(Database):
                     "environment = ?, owner = NULL, lease = NULL WHERE id = ?",
                     (*row[2:], run),
                 )
-                db.execute("DELETE FROM epochs WHERE run = ?", (run,))
-                lines = other._db.execute("SELECT * FROM epochs WHERE run = ?", (run,)).fetchall()
-                db.executemany(f"INSERT INTO epochs VALUES ({', '.join('?' * 12)})", lines)
+                for table, width in (("epochs", len(_EPOCH) + 1), ("measures", 3)):
+                    db.execute(f"DELETE FROM {table} WHERE run = ?", (run,))
+                    lines = [] if table == "measures" and not other._measured else other._all_of(table, run)
+                    db.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * width)})", lines)
             for row in other._db.execute("SELECT name, title, tier FROM titles").fetchall():
                 db.execute("INSERT OR IGNORE INTO titles VALUES (?, ?, ?)", row)
             for name, position, run in other._db.execute("SELECT name, position, run FROM studies").fetchall():

@@ -121,7 +121,7 @@ def _epoch(spec: Spec, task: tasks.Task, run: _Run) -> Epoch:
 
 def steps(
     task: tasks.Task, run: _Run, batches: Sequence[Tensor], first: int = 0
-) -> tuple[float, float, dict[str, float | None]]:
+) -> tuple[float, float, dict[str, Any]]:
     """One step for each batch: summed loss, number of right answers on the way, means of the sampled metrics."""
     loss, right = torch.zeros(2, device=task.images.device, dtype=torch.float64).unbind()
     samples = Samples()

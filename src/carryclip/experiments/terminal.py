@@ -20,13 +20,15 @@ def table(summary: Summary) -> Table:
     shown = Table(
         title=f"{summary.data}: epochs to {summary.target:.0%}, median (range) over seeds at the best learning rate",
         title_justify="left",
+        caption="k of n: only so many seeds reached it",
+        caption_justify="left",
     )
     for column in ("optimizer", "clipping"):
         shown.add_column(column, no_wrap=True)
     for batch in summary.batches:
         shown.add_column(f"batch {batch:,}", justify="right", no_wrap=True)
     for row in rows(summary):
-        shown.add_row(*row)
+        shown.add_row(*(word.removesuffix(" reached") for word in row))
     return shown
 
 

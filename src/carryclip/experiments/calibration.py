@@ -1,5 +1,6 @@
 """How long steps take on this machine, measured with as many workers at once as there will be."""
 
+import dataclasses
 import itertools
 import multiprocessing
 import os
@@ -13,7 +14,8 @@ import torch
 from pebble import ProcessPool
 
 from carryclip.experiments import tasks, training
-from carryclip.experiments.cost import Method, Rates, Throughput, examples_of, method_of
+from carryclip.experiments.cost import Method, Rates, Steps, Throughput, examples_of, method_of
+from carryclip.experiments.recipes import TRIALS
 from carryclip.experiments.spec import Spec
 
 BUDGET = 0.25
@@ -22,7 +24,7 @@ BUDGET = 0.25
 
 def calibrate(
     specs: Iterable[Spec], workers: int, threads: int = 1, device: str = "cpu"
-) -> dict[str, Rates | Throughput]:
+) -> dict[str, Rates | Throughput | Steps]:
     """Rates by task."""
     by_task: dict[str, list[Spec]] = {}
     for spec in specs:
@@ -32,8 +34,15 @@ def calibrate(
     try:
         ready = [pool.schedule(_ready) for _ in range(workers)]
         start = statistics.fmean(future.result() - begun for future in ready)
-        rates: dict[str, Rates | Throughput] = {}
+        rates: dict[str, Rates | Throughput | Steps] = {}
         for task, mine in by_task.items():
+            if task in TRIALS:
+                kinds = list({method_of(spec): spec for spec in mine}.values())
+                seen = [pool.schedule(_steps, args=(kinds, threads, os.getcwd())) for _ in range(workers)]
+                found = [future.result() for future in seen]
+                means = {key: statistics.fmean(one[key] for one in found) for key in found[0]}
+                rates[task] = Steps(means, start)
+                continue
             if task == "imagenet":
                 kinds = list({Throughput.key(spec): spec for spec in mine}.values())
                 seen = [pool.schedule(_images, args=(kinds, threads, device, os.getcwd())) for _ in range(workers)]
@@ -82,6 +91,19 @@ def _measure(specs: list[Spec], threads: int, device: str, folder: str) -> Rates
     images, labels = task.images[part], task.labels[part]
     evaluate = _timed(lambda: training.accuracy_of(net, images, labels, task.chunk))
     return Rates(step=step, method=method, example=evaluate / len(labels), start=loaded)
+
+
+def _steps(specs: list[Spec], threads: int, folder: str) -> dict[Method, float]:
+    """Seconds of a step of a trial, by method."""
+    from carryclip.experiments.trials.trial import train
+
+    torch.set_num_threads(threads)
+    sys.path.append(folder)  # for methods of one's own
+    found = {}
+    for spec in specs:
+        short = dataclasses.replace(spec, epochs=1, settings=(*spec.settings, ("steps", 50)))
+        found[method_of(spec)] = _timed(lambda short=short: list(train(short))) / 50
+    return found
 
 
 def _images(specs: list[Spec], threads: int, device: str, folder: str) -> dict[Method, float]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from carryclip.experiments.imagenet import schedule
+from carryclip.experiments.recipes import TRIALS
 from carryclip.experiments.spec import Spec
 
 EXAMPLES = {"digits": 1438, "cifar10": 50_000}
@@ -20,6 +21,8 @@ def examples_of(spec: Spec) -> int:
     """Size of the training set."""
     if spec.task == "imagenet":
         return spec.recipe.images
+    if spec.task in TRIALS:
+        return spec.recipe.steps * spec.batch
     return spec.examples if spec.examples is not None else EXAMPLES[spec.task]
 
 
@@ -67,8 +70,20 @@ class Throughput:
         return epochs * (spec.recipe.images + spec.recipe.tests / 3) / self.rates[self.key(spec)]
 
 
+@dataclass(frozen=True)
+class Steps:
+    """What decides the time of a trial: seconds of a step, by method."""
+
+    step: Mapping[Method, float]
+    start: float = 0.0
+
+    def seconds(self, spec: Spec, epochs: float) -> float:
+        """For a run of so many epochs."""
+        return epochs * steps_of(spec) * self.step[method_of(spec)]
+
+
 def weight(spec: Spec, epochs: float) -> float:
     """A guess at the cost of a run in no particular unit, for weighing runs against each other."""
     costs = {"digits": (1e-5, 1e-3), "cifar10": (1.2e-3, 5e-3), "imagenet": (1e-3, 1e-2)}
-    per_example, per_step = costs[spec.task]
+    per_example, per_step = costs.get(spec.task, (0.0, 1e-3))
     return epochs * (examples_of(spec) * per_example + steps_of(spec) * per_step) + 0.2

@@ -74,7 +74,82 @@ class ImageNet:
         check_choice("net", self.net, tuple(NETS))
 
 
-RECIPES: dict[str, type[Any]] = {"digits": NoRecipe, "cifar10": NoRecipe, "imagenet": ImageNet}
+@dataclass(frozen=True, kw_only=True)
+class Softmax:
+    """Shares of classes by Zipf's law.
+
+    Args:
+        classes: how many.
+        exponent: of the law; the k-th class has a share in proportion to k to the power of its negative.
+        steps: of an epoch.
+    """
+
+    classes: int = 100
+    exponent: float = 1.0
+    steps: int = 200
+
+    def __post_init__(self) -> None:
+        check_whole("classes", self.classes, 2)
+        check_whole("steps", self.steps, 1)
+        object.__setattr__(self, "exponent", float(self.exponent))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regression:
+    """A line through noisy points.
+
+    Args:
+        law: of the noise: ``"normal"``, ``"skewed"`` or ``"heavy"``.
+        dimension: of the inputs, the constant among them.
+        start: distance from the truth at the start.
+        spike: step whose targets are off by 1000; -1 for none.
+        steps: of an epoch.
+    """
+
+    law: str = "normal"
+    dimension: int = 10
+    start: float = 1.0
+    spike: int = -1
+    steps: int = 200
+
+    def __post_init__(self) -> None:
+        check_choice("law", self.law, ("normal", "skewed", "heavy"))
+        for name, least in (("dimension", 1), ("steps", 1), ("spike", -1)):
+            check_whole(name, getattr(self, name), least)
+        object.__setattr__(self, "start", float(self.start))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bandit:
+    """One arm that is the best and pays rarely.
+
+    Args:
+        arms: how many.
+        rare: chance that it pays.
+        steps: of an epoch.
+    """
+
+    arms: int = 10
+    rare: float = 0.01
+    steps: int = 200
+
+    def __post_init__(self) -> None:
+        check_whole("arms", self.arms, 2)
+        check_whole("steps", self.steps, 1)
+        if not 0.0 < self.rare <= 1.0:
+            raise ValueError(f"rare must be a chance above 0, got {self.rare!r}.")
+
+
+RECIPES: dict[str, type[Any]] = {
+    "digits": NoRecipe,
+    "cifar10": NoRecipe,
+    "imagenet": ImageNet,
+    "softmax": Softmax,
+    "regression": Regression,
+    "bandit": Bandit,
+}
+TRIALS = ("softmax", "regression", "bandit")
+"""Those that ask when the carry is worth having."""
 
 
 @functools.cache

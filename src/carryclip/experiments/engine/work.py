@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from carryclip.experiments.engine.settings import Setting
+from carryclip.experiments.recipes import TRIALS
 from carryclip.experiments.records import FAULTS, End, Epoch, Progress, StoppedError
 from carryclip.experiments.spec import Spec
 from carryclip.experiments.store import Store
@@ -65,6 +66,11 @@ def trained(
     """
     prepare(setting)
     file, common = checkpoint_of(spec, setting), {"every": setting.every, "device": setting.device}
+    if spec.task in TRIALS:
+        from carryclip.experiments.trials.trial import train as train_trial
+
+        yield from train_trial(spec, file, every=setting.every)
+        return
     if spec.task != "imagenet":
         from carryclip.experiments.training import train
 

@@ -1,0 +1,131 @@
+"""What a trial is, and one run of it: steps on data that depends on the seed alone, metrics after each epoch.
+
+The batch of a step is a function of seed and step, so that methods are compared on the same data in the same order, and
+a run that goes on from a checkpoint sees what it would have seen.
+"""
+
+import math
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from carryclip.diagnosis import CarryClipWarning
+from carryclip.experiments import checkpoints
+from carryclip.experiments.methods import Samples, attach, gradient_norm, optimizer_of, own_state, sampling
+from carryclip.experiments.records import End, Epoch
+from carryclip.experiments.spec import Spec
+from carryclip.experiments.trials import known
+
+
+class Trial(Protocol):
+    """Data, network and what is measured."""
+
+    steps: int
+    """Of an epoch."""
+
+    def build(self, generator: torch.Generator) -> nn.Module:
+        """A network with fresh weights."""
+        ...
+
+    def loss(self, net: nn.Module, generator: torch.Generator, step: int) -> Tensor:
+        """The loss of a step's batch, which the generator draws."""
+        ...
+
+    def measure(self, net: nn.Module) -> dict[str, Any]:
+        """Metrics by name; lists are for the mean over seeds."""
+        ...
+
+    def rate(self, step: int) -> float:
+        """Factor of the learning rate at a step."""
+        ...
+
+
+def made(spec: Spec) -> Trial:
+    """The trial of a spec."""
+    kinds: dict[str, Any] = {"softmax": known.Softmax, "regression": known.Regression, "bandit": known.Bandit}
+    return kinds[spec.task](spec)
+
+
+def train(spec: Spec, checkpoint: Path | None = None, *, every: float = 0.0) -> Iterator[Epoch | End]:
+    """Train to the last epoch, yielding each when it is over and the end at last.
+
+    Args:
+        spec: what to train.
+        checkpoint: file to go on from, written every so often.
+        every: seconds between two checkpoints; 0 for one after each epoch.
+    """
+    trial = made(spec)
+    torch.manual_seed(spec.seed)  # nothing here draws from it, but a method of one's own may
+    net = trial.build(torch.Generator().manual_seed(2 * spec.seed))
+    optimizer = optimizer_of(spec, net.parameters())
+    clipper = attach(spec, optimizer, sampling(trial.steps))
+    history: list[Epoch] = []
+    state = None if checkpoint is None else checkpoints.read(checkpoint, spec, "cpu")
+    if state is not None:
+        net.load_state_dict(state["net"])
+        optimizer.load_state_dict(state["optimizer"])
+        torch.set_rng_state(state["random"])
+        history = [Epoch(**epoch) for epoch in state["history"]]
+        if "clipper" in state:
+            clipper.load_state_dict(state["clipper"])
+    yield from history
+    saved = time.monotonic()
+    while len(history) < spec.epochs and not (history and history[-1].loss is None):
+        history.append(_epoch(spec, trial, net, optimizer, clipper, len(history)))
+        yield history[-1]
+        if checkpoint is not None and time.monotonic() - saved >= every:
+            state = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "random": torch.get_rng_state()}
+            told = [asdict(epoch) for epoch in history]
+            checkpoints.save(checkpoint, spec, "cpu", {**state, "history": told, **own_state(clipper)})
+            saved = time.monotonic()
+    if history[-1].loss is None:
+        yield End("diverged", message=f"The loss was not finite in epoch {len(history)}.")
+    else:
+        yield End("reached", reached=len(history))
+
+
+def _epoch(
+    spec: Spec, trial: Trial, net: nn.Module, optimizer: torch.optim.Optimizer, clipper: Any, number: int
+) -> Epoch:
+    begun = time.perf_counter()
+    samples, every = Samples(), sampling(trial.steps)
+    total = torch.zeros((), dtype=torch.float64)
+    net.train()
+    with warnings.catch_warnings():
+        # What it would warn of is in the metrics of every epoch.
+        warnings.simplefilter("ignore", CarryClipWarning)
+        for step in range(number * trial.steps, (number + 1) * trial.steps):
+            optimizer.zero_grad()
+            loss = trial.loss(net, generator_of(spec.seed, step), step)
+            loss.backward()
+            total += loss.detach()
+            norm = gradient_norm(net.parameters()) if step % every == 0 else None
+            for group in optimizer.param_groups:
+                group["lr"] = spec.lr * trial.rate(step)
+            optimizer.step()
+            if norm is not None:
+                samples.take(norm, clipper)
+        figures = samples.means()
+    mean = total.item() / trial.steps
+    finite = math.isfinite(mean) and all(bool(parameter.isfinite().all()) for parameter in net.parameters())
+    net.eval()
+    with torch.no_grad():
+        measured = trial.measure(net) if finite else {}
+    return Epoch(
+        epoch=number + 1,
+        loss=mean if finite else None,
+        **figures,
+        seconds=time.perf_counter() - begun,
+        metrics=measured,
+    )
+
+
+def generator_of(seed: int, step: int) -> torch.Generator:
+    """What draws the batch of a step."""
+    return torch.Generator().manual_seed((seed + 1) * 1_000_003 + 7919 * step)

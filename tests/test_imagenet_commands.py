@@ -258,10 +258,10 @@ def test_learning_rates_and_settings_are_no_seeds():
 def test_image_studies_are_left_out_of_a_tier_without_images(tmp_path):
     console = Console(file=io.StringIO(), width=200)
     chosen = [load("cifar10-slice"), load("imagenet-mini")]
-    _, kept = reproduce.with_images(chosen, {}, Options(), console)
+    kept = reproduce.with_images(chosen, {}, Options(), console)
     assert [study.name for study in kept] == ["cifar10-slice"]
     assert "imagenet-mini is left out: it needs --data DIR." in console.file.getvalue()
-    _, kept = reproduce.with_images(chosen, {"task": {"cifar10"}}, Options(data=str(tmp_path)), console)
+    kept = reproduce.with_images(chosen, {"task": {"cifar10"}}, Options(data=str(tmp_path)), console)
     assert [study.name for study in kept] == ["cifar10-slice"]
 
 

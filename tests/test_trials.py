@@ -5,13 +5,18 @@ import dataclasses
 import pytest
 import torch
 
+from carryclip.experiments.analysis.judge import judge
+from carryclip.experiments.analysis.summary import summarise
 from carryclip.experiments.calibration import calibrate
+from carryclip.experiments.figures import figures_of
 from carryclip.experiments.plan import estimate
-from carryclip.experiments.records import End
+from carryclip.experiments.records import End, Epoch, Record
 from carryclip.experiments.spec import Spec
+from carryclip.experiments.terminal import table
 from carryclip.experiments.trials.trial import generator_of, made, train
 
 GIVEN = {"optimizer": "sgd", "lr": 0.1, "batch": 16, "epochs": 3, "seed": 0, "steps": 40}
+CLIPPED = {"region": "Norm(0.2)", "carry": "full"}
 TASKS = {
     "softmax": {"task": "softmax", "classes": 20},
     "skewed": {"task": "regression", "law": "skewed"},
@@ -75,7 +80,7 @@ def test_methods_see_the_same_data_in_the_same_order():
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_run_goes_on_bit_by_bit(name, tmp_path):
-    spec = spec_of(name, region="Norm(0.2)", carry="full")
+    spec = spec_of(name, **CLIPPED)
     whole = [dataclasses.replace(e, seconds=None) for e in train(spec) if not isinstance(e, End)]
     events = train(spec, tmp_path / "run.pt")
     next(events)
@@ -101,7 +106,7 @@ def test_a_run_that_diverges_says_so():
 
 
 def test_trials_can_be_planned():
-    specs = [spec_of("softmax"), spec_of("bandit", region="Norm(0.2)", carry="full")]
+    specs = [spec_of("softmax"), spec_of("bandit", **CLIPPED)]
     rates = calibrate(specs, workers=1)
     assert estimate([(spec, 3.0) for spec in specs], rates, 1) > 0.0
 
@@ -111,3 +116,16 @@ def test_bad_settings_are_named():
         spec_of("skewed", law="skew")
     with pytest.raises(ValueError, match="rare must be a chance above 0"):
         spec_of("bandit", rare=0.0)
+
+
+def test_a_study_of_trials_shows_what_was_measured():
+    """And neither epochs to a target that there is not, nor claims that the paper does not make."""
+    specs = [spec_of("bandit", seed=seed, **clipped) for clipped in ({}, CLIPPED) for seed in range(3)]
+    ends = {spec.id: {"reward": 1.0 + spec.seed, "iterate": [0.0]} for spec in specs}
+    records = [Record(spec, "done", "reached", 3, 1.0, None, {}) for spec in specs]
+    (summary,) = summarise("study", "A study", "smoke", records, lambda run: [Epoch(1, metrics=ends[run])])
+    shown = table(summary)
+    assert [column.header for column in shown.columns] == ["optimizer", "clipping", "batch", "lr", "reward"]
+    assert list(shown.columns[-1].cells) == ["2", "2"]
+    assert judge(summary) == []
+    assert set(figures_of(summary)) == {"carry", "outcomes"}

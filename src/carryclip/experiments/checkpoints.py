@@ -1,16 +1,70 @@
-"""A run that is half done, in a file: written whole or not at all, read only if it is of this very run."""
+"""A run that is half done, and the file it is in: written whole or not at all, read only if it is of this very run."""
 
 import contextlib
 import os
 import uuid
 import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
+from torch import nn
 
 from carryclip import __version__
+from carryclip.experiments.methods import own_state
+from carryclip.experiments.records import Epoch
 from carryclip.experiments.spec import Spec
+
+
+@dataclass
+class Run:
+    """What changes while a run goes on."""
+
+    net: nn.Module
+    optimizer: torch.optim.Optimizer
+    clipper: Any = None
+    history: list[Epoch] = field(default_factory=list)
+
+    def state(self) -> dict[str, Any]:
+        """To be saved."""
+        return {
+            "net": self.net.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "random": torch.get_rng_state(),
+            "history": [asdict(epoch) for epoch in self.history],
+            **own_state(self.clipper),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self.net.load_state_dict(state["net"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        torch.set_rng_state(state["random"])
+        self.history = [Epoch(**epoch) for epoch in state["history"]]
+        if "clipper" in state:
+            self.clipper.load_state_dict(state["clipper"])
+
+
+class _Restorable(Protocol):
+    def restore(self, state: dict[str, Any]) -> None: ...
+
+
+R = TypeVar("R", bound=_Restorable)
+
+
+def resumed(make: Callable[[], R], path: Path | None, state: dict[str, Any] | None) -> R:
+    """A run at its beginning, or as a file had it; if what was in the file does not fit, at its beginning."""
+    run = make()
+    if path is None or state is None:
+        return run
+    try:
+        run.restore(state)
+    except Exception as error:  # as many kinds as there are ways to be damaged
+        _unreadable(path, error)
+        return make()
+    return run
 
 
 def save(path: Path, spec: Spec, device: str, state: dict[str, Any]) -> None:
@@ -55,8 +109,8 @@ def read(path: Path, spec: Spec, device: str | None = None) -> dict[str, Any] | 
         made = state.pop("made")
         if made == _made(spec, device) if device is not None else made.startswith(f"{spec.canonical} "):
             return state
-        aside = path.with_name(f"{path.stem}.aside")
         if device is not None:
+            aside = path.with_name(f"{path.name}.aside")
             os.replace(path, aside)
             was, now = (text.removeprefix(f"{spec.canonical} ") for text in (made, _made(spec, device)))
             warnings.warn(
@@ -68,12 +122,11 @@ def read(path: Path, spec: Spec, device: str | None = None) -> dict[str, Any] | 
     except (FileNotFoundError, NotADirectoryError):
         return None
     except Exception as error:  # torch names many kinds for a damaged file
-        unreadable(path, error)
+        _unreadable(path, error)
         return None
 
 
-def unreadable(path: Path, error: Exception) -> None:
-    """Say so; the run starts anew."""
+def _unreadable(path: Path, error: Exception) -> None:
     warnings.warn(f"The checkpoint {path} cannot be read, so the run starts anew: {error}.", stacklevel=3)
 
 

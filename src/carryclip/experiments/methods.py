@@ -1,12 +1,15 @@
 """The optimizer of a spec, its method attached, and what is measured of it now and then."""
 
+import contextlib
 import math
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from carryclip.diagnosis import CarryClipWarning
 from carryclip.experiments.spec import Spec, load_method, parse, policy_of
 from carryclip.torch import UClip
 
@@ -79,6 +82,14 @@ class Samples:
 
 def _mean(values: list[float]) -> float | None:
     return math.fsum(values) / len(values) if values and all(map(math.isfinite, values)) else None
+
+
+@contextlib.contextmanager
+def unwarned() -> Iterator[None]:
+    """Without the clipper's warnings: what it would warn of is in the metrics of every epoch."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CarryClipWarning)
+        yield
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:

@@ -102,7 +102,7 @@ def main(
         options, team = _gathered(chosen, options)
         if team is not None and not team.leads:
             return _follow(Path(store), options, team)
-        options, chosen = with_images(chosen, wanted, options, console)
+        chosen = with_images(chosen, wanted, options, console)
         _check(chosen, wanted, options, theory)
         _check_cut([spec for study in chosen for spec in study.specs if grid.matches(spec, wanted)], team)
     except (ValueError, DataError) as error:
@@ -167,12 +167,12 @@ def _follow(store: Path, options: Options, team: Any) -> int:
 
 def with_images(
     chosen: Sequence[grid.Study], wanted: dict[str, set[str]], options: Options, console: Console
-) -> tuple[Options, list[grid.Study]]:
+) -> list[grid.Study]:
     """Studies of images on the folder that there is; without one they are left out, if there are others."""
     chosen = [study for study in chosen if any(grid.matches(spec, wanted) for spec in study.specs)]
     images = [study for study in chosen if "imagenet" in study.tasks]
     if not images:
-        return options, chosen
+        return chosen
     from carryclip.experiments.imagenet import made
     from carryclip.experiments.imagenet.folder import WHERE, look_through
 
@@ -184,12 +184,12 @@ def with_images(
         console.print(f"{study.name} is left out: it needs --data DIR.", highlight=False, markup=False)
     chosen = [study for study in chosen if study not in left_out]
     if options.data is None:
-        return options, chosen
+        return chosen
     if own:
         made.make()
     folder = look_through(options.data)
     console.print(f"{folder}.", highlight=False)
-    return options, [study.with_settings("imagenet", folder.settings) for study in chosen]
+    return [study.with_settings("imagenet", folder.settings) for study in chosen]
 
 
 def _check_cut(specs: Sequence[Spec], team: Any) -> None:
@@ -223,12 +223,11 @@ def _check(chosen: Sequence[grid.Study], wanted: dict[str, set[str]], options: O
                 else f"{spec.task} has {most:,} training examples, not {spec.examples:,}."
             )
     if any(spec.task == "cifar10" for spec in specs) and options.engine == "local":
-        from carryclip.experiments.data.cifar10 import DataError, load_cifar10
+        from carryclip.experiments.data.cifar10 import load_cifar10
 
-        try:
-            load_cifar10()
-        except DataError as error:
-            raise InputError(str(error)) from None
+        load_cifar10()
+    if any(spec.task == "imagenet" for spec in specs) and not options.device.startswith(("cpu", "cuda")):
+        raise InputError(f"ImageNet trains on cpu or cuda, not on {options.device!r}.")
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     for method in {spec.method for spec in specs if spec.method is not None}:

@@ -79,15 +79,8 @@ def _of_another(error: Exception) -> bool:
     )
 
 
-def started_by_torchrun() -> bool:
-    """Whether this process is one of several that are to work together."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
-
-
 def join(device: str) -> Team:
-    """Meet the others, if there are any."""
-    if not started_by_torchrun():
-        return Team()
+    """Meet the others that torchrun has started."""
     if not dist.is_initialized():
         if device.startswith("cuda"):
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))

@@ -1,5 +1,8 @@
 """A study's result as a table for the terminal."""
 
+import math
+import statistics
+
 from rich.table import Table
 
 from carryclip.experiments.analysis import accuracy
@@ -17,6 +20,8 @@ def table(summary: Summary) -> Table:
         for line in accuracy.words(summary, accuracy.rows_of(summary)):
             shown.add_row(*line)
         return shown
+    if summary.target == math.inf:
+        return _metrics(summary)
     shown = Table(
         title=f"{summary.data}: epochs to {summary.target:.0%}, median (range) over seeds at the best learning rate",
         title_justify="left",
@@ -32,15 +37,42 @@ def table(summary: Summary) -> Table:
     return shown
 
 
+def _metrics(summary: Summary) -> Table:
+    """Where there is no target: what was measured at the end, by setting and learning rate."""
+    lines = []
+    for cell in summary.cells:
+        for lr, seeds in cell.runs.items():
+            ends = [found[-1].metrics for record in seeds.values() if (found := summary.epochs(record.spec.id))]
+            name = (
+                cell.setting.method
+                if cell.setting.region is None
+                else f"{cell.setting.method}, {cell.setting.name.label}"
+            )
+            lines.append(([cell.setting.optimizer, name, f"{cell.batch:,}", f"{lr:g}"], ends))
+    numbers = dict.fromkeys(
+        key for _, ends in lines for end in ends for key, value in end.items() if isinstance(value, float)
+    )
+    heads = ("optimizer", "clipping", "batch", "lr", *numbers)
+    shown = Table(*heads, title=f"{summary.described}: medians over seeds at the end", title_justify="left")
+    for words, ends in lines:
+        found = ([end[key] for end in ends if isinstance(end.get(key), float)] for key in numbers)
+        shown.add_row(*words, *(f"{statistics.median(values):.4g}" if values else "" for values in found))
+    return shown
+
+
 def rows(summary: Summary) -> list[list[str]]:
     """Optimizer, method, and a word for each batch size."""
     found = []
     for setting in _settings(summary):
         cells = [summary.find(setting.optimizer, setting.region, setting.method, batch) for batch in summary.batches]
-        words = [setting.method] if setting.region is None else [setting.method, setting.name.label]
-        name = OPTIMIZERS.get(setting.optimizer, setting.optimizer)
-        found.append([name, ", ".join(words), *map(_said, cells)])
+        found.append([*_names(setting), *map(_said, cells)])
     return found
+
+
+def _names(setting: Setting) -> list[str]:
+    """Optimizer and method in words."""
+    words = [setting.method] if setting.region is None else [setting.method, setting.name.label]
+    return [OPTIMIZERS.get(setting.optimizer, setting.optimizer), ", ".join(words)]
 
 
 def _settings(summary: Summary) -> list[Setting]:

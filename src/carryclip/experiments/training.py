@@ -2,50 +2,32 @@
 
 import math
 import time
-import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from carryclip.diagnosis import CarryClipWarning
 from carryclip.experiments import checkpoints, tasks
-from carryclip.experiments.methods import Samples, attach, gradient_norm, optimizer_of, own_state, sampling
+from carryclip.experiments.methods import Samples, attach, gradient_norm, optimizer_of, sampling, unwarned
 from carryclip.experiments.records import End, Epoch
 from carryclip.experiments.spec import Spec
 
 
 @dataclass
-class _Run:
-    """Everything that changes while a run goes on."""
+class _Run(checkpoints.Run):
+    """A run, and what draws the order of its examples."""
 
-    net: nn.Module
-    optimizer: torch.optim.Optimizer
-    order: torch.Generator
-    clipper: Any = None
-    history: list[Epoch] = field(default_factory=list)
+    order: torch.Generator = field(default_factory=torch.Generator)
 
     def state(self) -> dict[str, Any]:
-        return {
-            "net": self.net.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "order": self.order.get_state(),
-            "random": torch.get_rng_state(),
-            "history": [asdict(epoch) for epoch in self.history],
-            **own_state(self.clipper),
-        }
+        return {**super().state(), "order": self.order.get_state()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.net.load_state_dict(state["net"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        super().restore(state)
         self.order.set_state(state["order"])
-        torch.set_rng_state(state["random"])
-        self.history = [Epoch(**epoch) for epoch in state["history"]]
-        if "clipper" in state:
-            self.clipper.load_state_dict(state["clipper"])
 
 
 def train(
@@ -62,9 +44,8 @@ def train(
         device: where to train.
     """
     task = tasks.load(spec.task, spec.examples, device)
-    run = start(spec, task, device)
-    if checkpoint is not None:
-        run = _resumed(run, spec, checkpoint, device) or start(spec, task, device)
+    found = None if checkpoint is None else checkpoints.read(checkpoint, spec, device)
+    run = checkpoints.resumed(lambda: start(spec, task, device), checkpoint, found)
     yield from run.history
     saved = time.perf_counter()
     while True:
@@ -96,7 +77,7 @@ def start(spec: Spec, task: tasks.Task, device: str = "cpu") -> _Run:
     net = task.build(weights).to(device)
     optimizer = optimizer_of(spec, net.parameters())
     every = sampling(math.ceil(len(task.labels) / spec.batch))
-    return _Run(net, optimizer, order, attach(spec, optimizer, every))
+    return _Run(net, optimizer, attach(spec, optimizer, every), order=order)
 
 
 def _epoch(spec: Spec, task: tasks.Task, run: _Run) -> Epoch:
@@ -127,9 +108,7 @@ def steps(
     samples = Samples()
     every = sampling(len(batches))
     run.net.train()
-    with warnings.catch_warnings():
-        # What it would warn of is in the metrics of every epoch.
-        warnings.simplefilter("ignore", CarryClipWarning)
+    with unwarned():
         for number, batch in enumerate(batches, first):
             run.optimizer.zero_grad()
             for part in batch.to(task.labels.device).split(task.chunk):
@@ -151,16 +130,3 @@ def accuracy_of(net: nn.Module, images: Tensor, labels: Tensor, chunk: int) -> f
     net.eval()
     parts = zip(images.split(chunk), labels.split(chunk), strict=True)
     return float(sum((net(x).argmax(1) == y).sum() for x, y in parts)) / len(labels)
-
-
-def _resumed(run: _Run, spec: Spec, path: Path, device: str) -> _Run | None:
-    """The run as a checkpoint has it, or as it is if there is none of this very run; None if it cannot be read."""
-    state = checkpoints.read(path, spec, device)
-    if state is None:
-        return run
-    try:
-        run.restore(state)
-    except Exception as error:  # as many kinds as there are ways to be damaged
-        checkpoints.unreadable(path, error)
-        return None
-    return run

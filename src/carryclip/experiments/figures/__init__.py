@@ -1,6 +1,7 @@
 """The table of figures: each a function from a study's summary to picture, caption and numbers."""
 
 import functools
+import math
 from collections.abc import Mapping
 
 from carryclip.experiments.analysis.summary import Summary
@@ -33,7 +34,9 @@ IMAGES: Mapping[str, Figure] = {
 
 def figures_of(summary: Summary) -> Mapping[str, Figure]:
     """Those that suit a study."""
-    return IMAGES if summary.task == "imagenet" else FIGURES
+    if summary.task == "imagenet":
+        return IMAGES
+    return {name: FIGURES[name] for name in ("carry", "outcomes")} if summary.target == math.inf else FIGURES
 
 
 def draw(name: str, summary: Summary) -> Drawn | None:

@@ -25,7 +25,7 @@ def rate(spec: Spec, step: int) -> float:
     >>> spec = Spec.read(given)
     >>> steps = steps_of(spec)
     >>> steps, [round(rate(spec, epoch * steps), 4) for epoch in (0, 1, 5, 48, 90)]
-    (312, [0.0, 0.32, 1.6, 0.785, 0.0])
+    (312, [0.0, 0.32, 1.6, 0.7852, 0.0])
     """
     steps = steps_of(spec)
     warm, total = spec.recipe.warmup * steps, spec.epochs * steps

@@ -4,7 +4,6 @@ import contextlib
 import inspect
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from carryclip.diagnosis import CarryClipWarning
 from carryclip.experiments import checkpoints
 from carryclip.experiments.data.unpack import DataError
 from carryclip.experiments.imagenet.folder import WHERE, Folder, look_through
@@ -23,7 +21,7 @@ from carryclip.experiments.imagenet.images import MEAN, STD
 from carryclip.experiments.imagenet.resnet import ResNet, Statistics
 from carryclip.experiments.imagenet.schedule import rate, steps_of
 from carryclip.experiments.imagenet.stream import Batch, Cut, Order, Reader, evaluation, training
-from carryclip.experiments.methods import Samples, attach, gradient_norm, optimizer_of, own_state, sampling
+from carryclip.experiments.methods import Samples, attach, gradient_norm, optimizer_of, own_state, sampling, unwarned
 from carryclip.experiments.recipes import NETS
 from carryclip.experiments.records import End, Epoch, Progress, StoppedError
 from carryclip.experiments.spec import Spec
@@ -79,6 +77,7 @@ class Run:
 
     # ------------------------------------------------------------------ one step
 
+    @unwarned()
     def train(self, batches: list[Batch], *, pause: bool) -> bool:
         """One step on this rank's micro-batches; whether someone in the team wants a pause after it."""
         spec, number = self.spec, self.position
@@ -138,6 +137,7 @@ class Run:
 
     # ------------------------------------------------------------------ the end of an epoch
 
+    @unwarned()
     def close(self, accuracy: float, seconds: float) -> Epoch:
         """An epoch is over."""
         loss, right = (self.team.add(self.sums) / (steps_of(self.spec) * self.spec.batch)).tolist()
@@ -162,8 +162,8 @@ class Run:
         self.statistics.show()
         found = torch.zeros(2, dtype=torch.float64, device=self.device)
         for batch in batches:
-            _, right = self._forward(self.net, batch)
-            found += torch.stack((right, torch.tensor(int((batch["label"] >= 0).sum()), device=self.device)))
+            found[0] += self._forward(self.net, batch)[1]
+            found[1] += int((batch["label"] >= 0).sum())
             self.note(batch, names)
         right, seen = self.team.add(found).tolist()
         return right / seen if seen else math.nan, int(seen)
@@ -174,6 +174,7 @@ class Run:
 
     # ------------------------------------------------------------------ checkpoints
 
+    @unwarned()
     def state(self, seconds: float) -> dict[str, Any]:
         """All of it, the same on every rank; ``seconds`` were spent on this epoch since it began here."""
         return {
@@ -249,7 +250,9 @@ def train(
     team = team or Team()
     cut = Cut(spec.batch, spec.recipe.micro, team.rank, team.size)
     folder = open_folder(spec, data)
-    run = _resumed(spec, checkpoint, device, team)
+    # The leading process alone reads the file, and tells the others, which need not see it.
+    found = checkpoints.read(checkpoint, spec, device) if checkpoint is not None and team.leads else None
+    run = checkpoints.resumed(lambda: Run(spec, device, team), checkpoint, team.told(found))
     yield from run.history
     order = Order(len(folder.train), spec.batch, spec.epochs, spec.seed)
     reader = Reader(folder.train, spec.recipe.image, strict=strict)
@@ -264,40 +267,23 @@ def train(
                 checkpoints.save(checkpoint, spec, device, state)
         clock.saved()
 
-    with warnings.catch_warnings():
-        # What it would warn of is in the metrics of every epoch.
-        warnings.simplefilter("ignore", CarryClipWarning)
+    clock.begin()
+    while (end := _end(spec, run)) is None:
+        while run.step < steps_of(spec):
+            batches = [next(stream) for _ in range(cut.passes)]
+            for batch in batches:
+                run.note(batch, folder.train.names)
+            if run.train(batches, pause=stop() or clock.wants_to_save()):
+                save()
+                if any(team.gathered(stop())):
+                    raise StoppedError(f"Stopped at step {run.step} of epoch {len(run.history) + 1}.")
+            if clock.wants_to_speak():
+                yield clock.word()
+        accuracy, _ = run.evaluate(evaluation(tests, cut, threads=threads), folder.val.names)
+        yield run.close(accuracy, clock.spent())
         clock.begin()
-        while (end := _end(spec, run)) is None:
-            while run.step < steps_of(spec):
-                batches = [next(stream) for _ in range(cut.passes)]
-                for batch in batches:
-                    run.note(batch, folder.train.names)
-                if run.train(batches, pause=stop() or clock.wants_to_save()):
-                    save()
-                    if any(team.gathered(stop())):
-                        raise StoppedError(f"Stopped at step {run.step} of epoch {len(run.history) + 1}.")
-                if clock.wants_to_speak():
-                    yield clock.word()
-            accuracy, _ = run.evaluate(evaluation(tests, cut, threads=threads), folder.val.names)
-            yield run.close(accuracy, clock.spent())
-            clock.begin()
-            save()
+        save()
     yield end
-
-
-def _resumed(spec: Spec, path: Path | None, device: str, team: Team) -> Run:
-    """A run at its beginning, or where the leading process finds it; others need not see the file."""
-    run = Run(spec, device, team)
-    state = checkpoints.read(path, spec, device) if path is not None and team.leads else None
-    state = team.told(state)
-    if state is not None and path is not None:
-        try:
-            run.restore(state)
-        except Exception as error:  # as many kinds as there are ways to be damaged
-            checkpoints.unreadable(path, error)
-            return Run(spec, device, team)
-    return run
 
 
 def _end(spec: Spec, run: Run) -> End | None:

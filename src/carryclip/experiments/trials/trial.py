@@ -6,18 +6,15 @@ a run that goes on from a checkpoint sees what it would have seen.
 
 import math
 import time
-import warnings
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from carryclip.diagnosis import CarryClipWarning
 from carryclip.experiments import checkpoints
-from carryclip.experiments.methods import Samples, attach, gradient_norm, optimizer_of, own_state, sampling
+from carryclip.experiments.methods import Samples, attach, gradient_norm, optimizer_of, sampling, unwarned
 from carryclip.experiments.records import End, Epoch
 from carryclip.experiments.spec import Spec
 from carryclip.experiments.trials import known
@@ -61,45 +58,36 @@ def train(spec: Spec, checkpoint: Path | None = None, *, every: float = 0.0) -> 
         every: seconds between two checkpoints; 0 for one after each epoch.
     """
     trial = made(spec)
+    found = None if checkpoint is None else checkpoints.read(checkpoint, spec, "cpu")
+    run = checkpoints.resumed(lambda: _start(spec, trial), checkpoint, found)
+    yield from run.history
+    saved = time.monotonic()
+    while len(run.history) < spec.epochs and not (run.history and run.history[-1].loss is None):
+        run.history.append(_epoch(spec, trial, run))
+        yield run.history[-1]
+        if checkpoint is not None and time.monotonic() - saved >= every:
+            checkpoints.save(checkpoint, spec, "cpu", run.state())
+            saved = time.monotonic()
+    if run.history[-1].loss is None:
+        yield End("diverged", message=f"The loss was not finite in epoch {len(run.history)}.")
+    else:
+        yield End("reached", reached=len(run.history))
+
+
+def _start(spec: Spec, trial: Trial) -> checkpoints.Run:
     torch.manual_seed(spec.seed)  # nothing here draws from it, but a method of one's own may
     net = trial.build(torch.Generator().manual_seed(2 * spec.seed))
     optimizer = optimizer_of(spec, net.parameters())
-    clipper = attach(spec, optimizer, sampling(trial.steps))
-    history: list[Epoch] = []
-    state = None if checkpoint is None else checkpoints.read(checkpoint, spec, "cpu")
-    if state is not None:
-        net.load_state_dict(state["net"])
-        optimizer.load_state_dict(state["optimizer"])
-        torch.set_rng_state(state["random"])
-        history = [Epoch(**epoch) for epoch in state["history"]]
-        if "clipper" in state:
-            clipper.load_state_dict(state["clipper"])
-    yield from history
-    saved = time.monotonic()
-    while len(history) < spec.epochs and not (history and history[-1].loss is None):
-        history.append(_epoch(spec, trial, net, optimizer, clipper, len(history)))
-        yield history[-1]
-        if checkpoint is not None and time.monotonic() - saved >= every:
-            state = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "random": torch.get_rng_state()}
-            told = [asdict(epoch) for epoch in history]
-            checkpoints.save(checkpoint, spec, "cpu", {**state, "history": told, **own_state(clipper)})
-            saved = time.monotonic()
-    if history[-1].loss is None:
-        yield End("diverged", message=f"The loss was not finite in epoch {len(history)}.")
-    else:
-        yield End("reached", reached=len(history))
+    return checkpoints.Run(net, optimizer, attach(spec, optimizer, sampling(trial.steps)))
 
 
-def _epoch(
-    spec: Spec, trial: Trial, net: nn.Module, optimizer: torch.optim.Optimizer, clipper: Any, number: int
-) -> Epoch:
-    begun = time.perf_counter()
+def _epoch(spec: Spec, trial: Trial, run: checkpoints.Run) -> Epoch:
+    begun, number = time.perf_counter(), len(run.history)
+    net, optimizer = run.net, run.optimizer
     samples, every = Samples(), sampling(trial.steps)
     total = torch.zeros((), dtype=torch.float64)
     net.train()
-    with warnings.catch_warnings():
-        # What it would warn of is in the metrics of every epoch.
-        warnings.simplefilter("ignore", CarryClipWarning)
+    with unwarned():
         for step in range(number * trial.steps, (number + 1) * trial.steps):
             optimizer.zero_grad()
             loss = trial.loss(net, generator_of(spec.seed, step), step)
@@ -110,7 +98,7 @@ def _epoch(
                 group["lr"] = spec.lr * trial.rate(step)
             optimizer.step()
             if norm is not None:
-                samples.take(norm, clipper)
+                samples.take(norm, run.clipper)
         figures = samples.means()
     mean = total.item() / trial.steps
     finite = math.isfinite(mean) and all(bool(parameter.isfinite().all()) for parameter in net.parameters())

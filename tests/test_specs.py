@@ -73,7 +73,6 @@ BAD = [
     ({"region": "Norm(0.5)", "carry": "gated"}, "is no region or policy"),
     ({"region": "Norm(0.5)", "carry": "Norm(1.0)"}, "carry must be 'none', 'full' or a policy"),
     ({"carry": "full"}, "no carry without a region"),
-    ({"method": "a:b", "region": "Norm(0.5)"}, "neither region nor carry"),
     ({"learning_rate": 0.1}, "there is no 'learning_rate'"),
     ({"epoch": 3}, "there is no 'epoch'; did you mean 'epochs'"),
 ]

@@ -299,7 +299,10 @@ def merge(into: str, /, *others: str) -> int:
 
 @app.command
 def data(
-    name: Literal["cifar10", "imagenet"], /, *, source: Annotated[str | None, Parameter(name="--from")] = None
+    name: Literal["cifar10", "tinyshakespeare", "imagenet"],
+    /,
+    *,
+    source: Annotated[str | None, Parameter(name="--from")] = None,
 ) -> int:
     """Get a data set and check it, so that studies find it; of ImageNet, only check the folder that you have.
 
@@ -311,6 +314,10 @@ def data(
         from carryclip.experiments.imagenet.inspect import check
 
         return check(source)
+    if name == "tinyshakespeare":
+        from carryclip.experiments.data.text import main as get_text
+
+        return get_text(source)
     from carryclip.experiments.data.cifar10 import main
 
     return main(name, source=source)

@@ -14,18 +14,20 @@ import torch
 from pebble import ProcessPool
 
 from carryclip.experiments import tasks, training
-from carryclip.experiments.cost import Method, Rates, Steps, Throughput, examples_of, method_of
+from carryclip.experiments.cost import Kind, Method, Rates, Steps, Throughput, examples_of, method_of
 from carryclip.experiments.recipes import TRIALS
 from carryclip.experiments.spec import Spec
 
 BUDGET = 0.25
 """Seconds for each thing that is measured."""
+SHORT = (5, 30)
+"""Steps of the epochs that are timed."""
 
 
 def calibrate(
-    specs: Iterable[Spec], workers: int, threads: int = 1, device: str = "cpu"
+    specs: Iterable[Spec], workers: int, threads: int = 1, device: str = "cpu", data: str | None = None
 ) -> dict[str, Rates | Throughput | Steps]:
-    """Rates by task."""
+    """Rates by task; ``data`` is a text of one's own."""
     by_task: dict[str, list[Spec]] = {}
     for spec in specs:
         by_task.setdefault(spec.task, []).append(spec)
@@ -37,11 +39,13 @@ def calibrate(
         rates: dict[str, Rates | Throughput | Steps] = {}
         for task, mine in by_task.items():
             if task in TRIALS:
-                kinds = list({method_of(spec): spec for spec in mine}.values())
-                seen = [pool.schedule(_steps, args=(kinds, threads, os.getcwd())) for _ in range(workers)]
+                kinds = list({Steps.key(spec): spec for spec in mine}.values())
+                seen = [pool.schedule(_steps, args=(kinds, threads, os.getcwd(), data)) for _ in range(workers)]
                 found = [future.result() for future in seen]
-                means = {key: statistics.fmean(one[key] for one in found) for key in found[0]}
-                rates[task] = Steps(means, start)
+                step, epoch = (
+                    {key: statistics.fmean(one[key][part] for one in found) for key in found[0]} for part in (0, 1)
+                )
+                rates[task] = Steps(step, epoch, start)
                 continue
             if task == "imagenet":
                 kinds = list({Throughput.key(spec): spec for spec in mine}.values())
@@ -93,16 +97,20 @@ def _measure(specs: list[Spec], threads: int, device: str, folder: str) -> Rates
     return Rates(step=step, method=method, example=evaluate / len(labels), start=loaded)
 
 
-def _steps(specs: list[Spec], threads: int, folder: str) -> dict[Method, float]:
-    """Seconds of a step of a trial, by method."""
+def _steps(specs: list[Spec], threads: int, folder: str, data: str | None) -> dict[Kind, tuple[float, float]]:
+    """Seconds of a step of a trial and of what comes with an epoch, from epochs of two lengths."""
     from carryclip.experiments.trials.trial import train
 
     torch.set_num_threads(threads)
     sys.path.append(folder)  # for methods of one's own
     found = {}
     for spec in specs:
-        short = dataclasses.replace(spec, epochs=1, settings=(*spec.settings, ("steps", 50)))
-        found[method_of(spec)] = _timed(lambda short=short: list(train(short))) / 50
+        few, many = (
+            dataclasses.replace(spec, epochs=1, settings=(*spec.settings, ("steps", steps))) for steps in SHORT
+        )
+        short, long = (_timed(lambda each=each: list(train(each, data=data))) for each in (few, many))
+        step = max(long - short, 0.0) / (SHORT[1] - SHORT[0])
+        found[Steps.key(spec)] = (step, max(short - SHORT[0] * step, 0.0))
     return found
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from carryclip.experiments.imagenet import schedule
 from carryclip.experiments.recipes import TRIALS
@@ -10,6 +11,7 @@ from carryclip.experiments.spec import Spec
 
 EXAMPLES = {"digits": 1438, "cifar10": 50_000}
 Method = tuple[str, str | None, str, str | None]
+Kind = tuple[int, tuple[Any, ...], bool]
 
 
 def method_of(spec: Spec) -> Method:
@@ -72,18 +74,27 @@ class Throughput:
 
 @dataclass(frozen=True)
 class Steps:
-    """What decides the time of a trial: seconds of a step, by method."""
+    """What decides the time of a trial: seconds of a step and of what comes with an epoch, by kind of run."""
 
-    step: Mapping[Method, float]
+    step: Mapping[Kind, float]
+    epoch: Mapping[Kind, float]
     start: float = 0.0
+
+    @staticmethod
+    def key(spec: Spec) -> Kind:
+        """What they depend on: the data, and whether gradients are touched."""
+        data = tuple(pair for pair in spec.settings if pair[0] != "steps")
+        return spec.batch, data, spec.region is not None or spec.method is not None
 
     def seconds(self, spec: Spec, epochs: float) -> float:
         """For a run of so many epochs."""
-        return epochs * steps_of(spec) * self.step[method_of(spec)]
+        key = self.key(spec)
+        return epochs * (steps_of(spec) * self.step[key] + self.epoch[key])
 
 
 def weight(spec: Spec, epochs: float) -> float:
     """A guess at the cost of a run in no particular unit, for weighing runs against each other."""
     costs = {"digits": (1e-5, 1e-3), "cifar10": (1.2e-3, 5e-3), "imagenet": (1e-3, 1e-2)}
-    per_example, per_step = costs.get(spec.task, (0.0, 1e-3))
+    source = spec.values.get("source", spec.task)
+    per_example, per_step = costs.get(source, (3e-6 * spec.values.get("width", 0), 1e-3))
     return epochs * (examples_of(spec) * per_example + steps_of(spec) * per_step) + 0.2

@@ -12,6 +12,7 @@ from carryclip.experiments import recipes
 from carryclip.experiments.spec import FIELDS, Spec, check_keys
 
 _KEYS = [*FIELDS, *recipes.names(), "typical"]
+_GRID = [*_KEYS, "methods"]
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def read(text: str, where: str) -> Study:
         given = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{where} is no TOML: {error}.") from None
-    check_keys(where, given, ["name", "title", "tier", "defaults", "grid"])
+    check_keys(where, given, ["name", "title", "tier", "defaults", "methods", "grid"])
     for key in ("name", "tier", "grid"):
         if key not in given:
             raise ValueError(f"{where} lacks {key!r}.")
@@ -96,20 +97,43 @@ def read(text: str, where: str) -> Study:
         raise ValueError(f"{where}: name must be a word, got {given['name']!r}.")
     if not isinstance(given["grid"], list) or not all(isinstance(grid, dict) for grid in given["grid"]):
         raise ValueError(f"{where}: a grid begins with [[grid]], in two pairs of brackets.")
-    if not isinstance(given.get("defaults", {}), dict):
-        raise ValueError(f"{where}: defaults must be a table, [defaults].")
+    for key in ("defaults", "methods"):
+        if not isinstance(given.get(key, {}), dict):
+            raise ValueError(f"{where}: {key} must be a table, [{key}].")
     if given["tier"] not in ("smoke", "small", "paper"):
         raise ValueError(f"{where}: tier must be 'smoke', 'small' or 'paper', got {given['tier']!r}.")
     defaults = given.get("defaults", {})
-    check_keys(f"{where}, defaults", defaults, _KEYS)
+    check_keys(f"{where}, defaults", defaults, _GRID)
     runs = itertools.chain.from_iterable(
-        _expanded({**defaults, **grid}, f"{where}, grid {number}") for number, grid in enumerate(given["grid"], 1)
+        _expanded(each, f"{where}, grid {number}")
+        for number, grid in enumerate(given["grid"], 1)
+        for each in _with_methods({**defaults, **grid}, given.get("methods", {}), f"{where}, grid {number}")
     )
     once = {}
     for spec, typical in runs:  # grids may overlap; a run stands where it comes first
         once.setdefault(spec, typical)
     title = given.get("title", given["name"])
     return Study(given["name"], title, given["tier"], tuple(once), tuple(once.values()))
+
+
+def _with_methods(grid: Mapping[str, Any], known: Mapping[str, Any], where: str) -> Iterator[Mapping[str, Any]]:
+    """A grid once for each of the sets of methods that it names; what they say goes before what the grid says.
+
+    A region of "" is none.
+    """
+    rest = {key: value for key, value in grid.items() if key != "methods"}
+    names = grid.get("methods")
+    if names is None:
+        yield rest
+        return
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{where}: methods must be a list of names, got {names!r}.")
+    for name in names:
+        check_keys(f"{where}, methods", {name: None}, list(known))
+        if not isinstance(known[name], Mapping):
+            raise ValueError(f"{where}: methods.{name} must be a table, [methods.{name}].")
+        both = {**rest, **known[name]}
+        yield {key: value for key, value in both.items() if not (key == "region" and value == "")}
 
 
 def _expanded(grid: Mapping[str, Any], where: str) -> Iterator[tuple[Spec, float]]:

@@ -21,6 +21,8 @@ def optimizer_of(spec: Spec, parameters: Iterable[nn.Parameter]) -> torch.optim.
     """As the spec names it."""
     if spec.optimizer == "adam":
         return torch.optim.Adam(parameters, lr=spec.lr, betas=(0.9, 0.999))
+    if spec.optimizer == "adamw":
+        return torch.optim.AdamW(parameters, lr=spec.lr, betas=(0.9, 0.99), weight_decay=0.1)
     if spec.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=spec.lr)
     return torch.optim.SGD(parameters, lr=spec.lr, momentum=0.9, nesterov=spec.optimizer == "nesterov")
@@ -30,7 +32,7 @@ def attach(spec: Spec, optimizer: torch.optim.Optimizer, every: int) -> Any:
     """The spec's method on the optimizer: a clipper, whatever a method of one's own returns, or None."""
     if spec.method is not None:
         clipper = load_method(spec.method)(optimizer, spec)
-        if isinstance(clipper, UClip):
+        if hasattr(clipper, "metrics_every"):
             clipper.metrics_every = every
         return clipper
     if spec.region is None:

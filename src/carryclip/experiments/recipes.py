@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import functools
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -66,10 +67,7 @@ class ImageNet:
         for name, least in (("image", 8), ("micro", 2), ("warmup", 0), ("classes", 2), ("images", 1), ("tests", 1)):
             check_whole(name, getattr(self, name), least)
         for name in ("decay", "smoothing"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value < 1.0:
-                raise ValueError(f"{name} must be a number from 0 up to 1, got {value!r}.")
-            object.__setattr__(self, name, float(value))
+            _floated(self, name, below=1.0)
         check_choice("precision", self.precision, PRECISIONS)
         check_choice("net", self.net, tuple(NETS))
 
@@ -91,7 +89,7 @@ class Softmax:
     def __post_init__(self) -> None:
         check_whole("classes", self.classes, 2)
         check_whole("steps", self.steps, 1)
-        object.__setattr__(self, "exponent", float(self.exponent))
+        _floated(self, "exponent")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +99,9 @@ class Regression:
     Args:
         law: of the noise: ``"normal"``, ``"skewed"`` or ``"heavy"``.
         dimension: of the inputs, the constant among them.
-        start: distance from the truth at the start.
+        start: distance from the truth at the start, which is the norm of the mean gradient there.
         spike: step whose targets are off by 1000; -1 for none.
+        frozen: whether the weights stay where they are, to see what a method makes of the gradients there.
         steps: of an epoch.
     """
 
@@ -110,13 +109,16 @@ class Regression:
     dimension: int = 10
     start: float = 1.0
     spike: int = -1
+    frozen: bool = False
     steps: int = 200
 
     def __post_init__(self) -> None:
         check_choice("law", self.law, ("normal", "skewed", "heavy"))
         for name, least in (("dimension", 1), ("steps", 1), ("spike", -1)):
             check_whole(name, getattr(self, name), least)
-        object.__setattr__(self, "start", float(self.start))
+        _floated(self, "start")
+        if not isinstance(self.frozen, bool):
+            raise ValueError(f"frozen must be true or false, got {self.frozen!r}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,8 +138,67 @@ class Bandit:
     def __post_init__(self) -> None:
         check_whole("arms", self.arms, 2)
         check_whole("steps", self.steps, 1)
-        if not 0.0 < self.rare <= 1.0:
-            raise ValueError(f"rare must be a chance above 0, got {self.rare!r}.")
+        _floated(self, "rare", above=0.0, below=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """A decoder-only transformer on the bytes of a text; warm-up over the first twentieth, then a cosine to a tenth.
+
+    Args:
+        text: ``"tinyshakespeare"``, which ``carryclip data`` fetches, ``"python"``, the help that comes with Python, or
+            the checksum of a file of your own, filled in from ``--data``.
+        context: bytes that go in together.
+        width: of the network.
+        layers: of the network.
+        heads: of attention in each of them.
+        windows: pieces of the held-out tenth that are measured.
+        steps: of an epoch.
+    """
+
+    text: str = "tinyshakespeare"
+    context: int = 64
+    width: int = 64
+    layers: int = 2
+    heads: int = 4
+    windows: int = 256
+    steps: int = 250
+
+    def __post_init__(self) -> None:
+        for name, least in (("context", 2), ("width", 1), ("layers", 1), ("heads", 1), ("windows", 1), ("steps", 1)):
+            check_whole(name, getattr(self, name), least)
+        if self.width % self.heads:
+            raise ValueError(f"width must be a multiple of heads, got {self.width} and {self.heads}.")
+        if not isinstance(self.text, str) or not self.text:
+            raise ValueError(f"text must be a name, got {self.text!r}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classify:
+    """Images of which some classes are rare, some labels wrong, or one batch is broken; the rate falls by a cosine.
+
+    Args:
+        source: of the images, ``"digits"`` or ``"cifar10"``.
+        largest: examples of the most frequent class, at most.
+        imbalance: how many times as frequent as the rarest it is; the others lie between, by the same factor each.
+        noise: share of the training labels that are replaced by another class.
+        spike: step whose images are a hundred times as bright; -1 for none.
+        steps: of an epoch.
+    """
+
+    source: str = "digits"
+    largest: int = 5000
+    imbalance: float = 1.0
+    noise: float = 0.0
+    spike: int = -1
+    steps: int = 100
+
+    def __post_init__(self) -> None:
+        check_choice("source", self.source, ("digits", "cifar10"))
+        for name, least in (("largest", 1), ("spike", -1), ("steps", 1)):
+            check_whole(name, getattr(self, name), least)
+        _floated(self, "imbalance", least=1.0)
+        _floated(self, "noise", below=1.0)
 
 
 RECIPES: dict[str, type[Any]] = {
@@ -147,8 +208,10 @@ RECIPES: dict[str, type[Any]] = {
     "softmax": Softmax,
     "regression": Regression,
     "bandit": Bandit,
+    "text": Text,
+    "classify": Classify,
 }
-TRIALS = ("softmax", "regression", "bandit")
+TRIALS = ("softmax", "regression", "bandit", "text", "classify")
 """Those that ask when the carry is worth having."""
 
 
@@ -159,12 +222,28 @@ def names(task: str | None = None) -> list[str]:
     return list(dict.fromkeys(field.name for kind in kinds for field in dataclasses.fields(kind)))
 
 
+def defaults() -> dict[str, Any]:
+    """What can be chosen for any task, as it is if nobody chooses."""
+    return {field.name: field.default for kind in RECIPES.values() for field in dataclasses.fields(kind)}
+
+
 def check_choice(name: str, value: Any, known: tuple[str, ...]) -> None:
     """One of some words."""
     if value not in known:
         near = difflib.get_close_matches(str(value), known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}."
         raise ValueError(f"there is no {name} {value!r}; {hint}")
+
+
+def _floated(recipe: Any, name: str, *, least: float = 0.0, above: float = -1.0, below: float = math.inf) -> None:
+    """Make a field a finite number, in bounds."""
+    value = getattr(recipe, name)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or not least <= value < below or not value > above:
+        low = f"above {above:g}" if above >= 0.0 else f"at least {least:g}"
+        high = "" if below == math.inf else f" and below {below:g}"
+        raise ValueError(f"{name} must be a number {low}{high}, got {value!r}.")
+    object.__setattr__(recipe, name, float(value))
 
 
 def check_whole(name: str, value: Any, least: int) -> None:

@@ -72,7 +72,7 @@ def _split(values: str) -> list[str]:
 def _canonical(key: str, value: str) -> str:
     """A value as a spec would have it, for comparing."""
     try:
-        if key in ("lr", "target", "decay", "smoothing"):
+        if key in ("lr", "target") or isinstance(recipes.defaults().get(key), float):
             return str(float(value))
         if key in ("region", "carry") and "(" in value:
             return repr(parse(value))
@@ -102,7 +102,7 @@ def main(
         options, team = _gathered(chosen, options)
         if team is not None and not team.leads:
             return _follow(Path(store), options, team)
-        chosen = with_images(chosen, wanted, options, console)
+        chosen = with_text(with_images(chosen, wanted, options, console), options.data)
         _check(chosen, wanted, options, theory)
         _check_cut([spec for study in chosen for spec in study.specs if grid.matches(spec, wanted)], team)
     except (ValueError, DataError) as error:
@@ -192,6 +192,15 @@ def with_images(
     return [study.with_settings("imagenet", folder.settings) for study in chosen]
 
 
+def with_text(chosen: Sequence[grid.Study], data: str | None) -> list[grid.Study]:
+    """Studies of a text on the file that is given, if one is; a folder is of images."""
+    if data is None or Path(data).is_dir() or not any("text" in study.tasks for study in chosen):
+        return list(chosen)
+    from carryclip.experiments.data.text import own_text
+
+    return [study.with_settings("text", {"text": own_text(data)}) for study in chosen]
+
+
 def _check_cut(specs: Sequence[Spec], team: Any) -> None:
     """Before anything starts: can batches be divided among the processes?"""
     images = [spec for spec in specs if spec.task == "imagenet"]
@@ -222,10 +231,16 @@ def _check(chosen: Sequence[grid.Study], wanted: dict[str, set[str]], options: O
                 if most is None
                 else f"{spec.task} has {most:,} training examples, not {spec.examples:,}."
             )
-    if any(spec.task == "cifar10" for spec in specs) and options.engine == "local":
+    pictures = any(spec.task == "cifar10" or spec.values.get("source") == "cifar10" for spec in specs)
+    if pictures and options.engine == "local":
         from carryclip.experiments.data.cifar10 import load_cifar10
 
         load_cifar10()
+    if options.engine == "local":
+        from carryclip.experiments.data.text import load_text
+
+        for text in {spec.recipe.text for spec in specs if spec.task == "text"}:
+            load_text(text, options.data)
     if any(spec.task == "imagenet" for spec in specs) and not options.device.startswith(("cpu", "cuda")):
         raise InputError(f"ImageNet trains on cpu or cuda, not on {options.device!r}.")
     if str(Path.cwd()) not in sys.path:

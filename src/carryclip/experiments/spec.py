@@ -20,7 +20,7 @@ from carryclip.experiments.recipes import check_choice, check_whole
 from carryclip.regions import Region
 
 TASKS = tuple(recipes.RECIPES)
-OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam")
+OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw")
 TARGETS = {"digits": 0.99, "cifar10": 0.99}
 """Where a run is over, unless it says otherwise; runs of other tasks go on to their last epoch."""
 _WORDS = ("Component", "Norm", "Adaptive", "Sign", "Symmetric", "Welford", "EWMA", "Capped", "Leaky", "Gated")
@@ -31,8 +31,9 @@ class Spec:
     """One training run.
 
     Args:
-        task: data and network, ``"digits"``, ``"cifar10"`` or ``"imagenet"``.
-        optimizer: ``"sgd"``, ``"momentum"`` or ``"nesterov"`` (0.9), or ``"adam"`` (0.9, 0.999).
+        task: data and network, such as ``"digits"`` or ``"cifar10"``; ``recipes`` has them all.
+        optimizer: ``"sgd"``, ``"momentum"`` or ``"nesterov"`` (0.9), ``"adam"`` (0.9, 0.999), or ``"adamw"`` (0.9,
+            0.99, decay 0.1).
         lr: learning rate; of ImageNet the peak, for 256 examples: it is multiplied by batch / 256.
         batch: examples per step; the last partial batch of an epoch is kept.
         epochs: the most there may be.
@@ -41,7 +42,7 @@ class Spec:
         carry: ``"none"`` (plain clipping), ``"full"`` (U-Clip), or a policy: ``"Gated()"``.
         examples: size of a stratified subset of the training set; None for all.
         target: train accuracy at which a run is over; None to go on to the last epoch.
-        method: ``"module:function"`` that attaches a method of your own, instead of region and carry.
+        method: ``"module:function"`` that attaches a method of your own; region and carry are what it makes of them.
         settings: what else the task lets one choose; see ``recipes``.
 
     >>> given = {"task": "digits", "optimizer": "sgd", "lr": 0.1, "batch": 16, "epochs": 30, "seed": 0}
@@ -82,14 +83,11 @@ class Spec:
             raise ValueError(f"seed must be below 2**62, got {self.seed}.")
         if self.method is not None and (not isinstance(self.method, str) or ":" not in self.method):
             raise ValueError(f"method must be 'module:function', got {self.method!r}.")
-        if self.method is not None and (self.region is not None or self.carry != "none"):
-            raise ValueError("A spec with a method of its own has neither region nor carry.")
-        if self.region is None and self.carry != "none":
+        if self.region is None and self.carry != "none" and self.method is None:
             raise ValueError(f"There is no carry without a region: carry is {self.carry!r}.")
-        if self.region is not None:
-            region, carry = _canonical(self.region, self.carry)
-            object.__setattr__(self, "region", region)
-            object.__setattr__(self, "carry", carry)
+        region, carry = _canonical(self.region, self.carry)
+        object.__setattr__(self, "region", region)
+        object.__setattr__(self, "carry", carry)
         object.__setattr__(self, "lr", float(self.lr))
         if self.settings or self.task not in TARGETS:
             object.__setattr__(self, "settings", tuple(sorted(vars(self.recipe).items())))
@@ -157,14 +155,17 @@ FIELDS = [field.name for field in dataclasses.fields(Spec) if field.name != "set
 
 
 @functools.lru_cache(maxsize=1024)
-def _canonical(region: str, carry: str) -> tuple[str, str]:
+def _canonical(region: str | None, carry: str) -> tuple[str | None, str]:
     """Region and carry as they are written down, once they are found to go together; a study has few of them."""
+    policy = policy_of(carry)
+    written = carry if carry in ("none", "full") else repr(policy)
+    if region is None:
+        return None, written
     found = parse(region)
     if not isinstance(found, Region):
         raise ValueError(f"region must be a region such as 'Norm(0.5)', got {region!r}.")
-    policy = policy_of(carry)
     Rule(found, policy)
-    return repr(found), carry if carry in ("none", "full") else repr(policy)
+    return repr(found), written
 
 
 def check_keys(where: str, given: Mapping[str, Any], known: list[str]) -> None:

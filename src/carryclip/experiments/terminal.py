@@ -1,11 +1,8 @@
 """A study's result as a table for the terminal."""
 
-import math
-import statistics
-
 from rich.table import Table
 
-from carryclip.experiments.analysis import accuracy
+from carryclip.experiments.analysis import accuracy, tables
 from carryclip.experiments.analysis.naming import OPTIMIZERS
 from carryclip.experiments.analysis.summary import Cell, Setting, Summary
 
@@ -14,14 +11,14 @@ MOST = 40
 
 
 def table(summary: Summary) -> Table:
-    """Epochs to the target at the best learning rate, by setting and batch size; of ImageNet, accuracies."""
+    """Epochs to the target at the best learning rate, by setting and batch size; accuracies or effects elsewhere."""
     if summary.task == "imagenet":
         shown = Table(*accuracy.heads(summary), title=summary.described, title_justify="left")
         for line in accuracy.words(summary, accuracy.rows_of(summary)):
             shown.add_row(*line)
         return shown
-    if summary.target == math.inf:
-        return _metrics(summary)
+    if summary.subject is not None:
+        return _trial(summary)
     shown = Table(
         title=f"{summary.data}: epochs to {summary.target:.0%}, median (range) over seeds at the best learning rate",
         title_justify="left",
@@ -37,26 +34,13 @@ def table(summary: Summary) -> Table:
     return shown
 
 
-def _metrics(summary: Summary) -> Table:
-    """Where there is no target: what was measured at the end, by setting and learning rate."""
-    lines = []
-    for cell in summary.cells:
-        for lr, seeds in cell.runs.items():
-            ends = [found[-1].metrics for record in seeds.values() if (found := summary.epochs(record.spec.id))]
-            name = (
-                cell.setting.method
-                if cell.setting.region is None
-                else f"{cell.setting.method}, {cell.setting.name.label}"
-            )
-            lines.append(([cell.setting.optimizer, name, f"{cell.batch:,}", f"{lr:g}"], ends))
-    numbers = dict.fromkeys(
-        key for _, ends in lines for end in ends for key, value in end.items() if isinstance(value, float)
-    )
-    heads = ("optimizer", "clipping", "batch", "lr", *numbers)
-    shown = Table(*heads, title=f"{summary.described}: medians over seeds at the end", title_justify="left")
-    for words, ends in lines:
-        found = ([end[key] for end in ends if isinstance(end.get(key), float)] for key in numbers)
-        shown.add_row(*words, *(f"{statistics.median(values):.4g}" if values else "" for values in found))
+def _trial(summary: Summary) -> Table:
+    """Methods at their best learning rates, and how they compare with plain clipping."""
+    shown = Table(title=summary.described, title_justify="left")
+    for head in tables.heads(summary):
+        shown.add_column(head)
+    for line in tables.words(summary):
+        shown.add_row(*line)
     return shown
 
 

@@ -8,10 +8,25 @@ from carryclip.experiments.spec import Spec, parse, policy_of
 from carryclip.moments import EWMA
 from carryclip.regions import Adaptive, Component, Norm
 
-OPTIMIZERS = {"sgd": "SGD", "momentum": "momentum", "nesterov": "Nesterov momentum", "adam": "Adam"}
+OPTIMIZERS = {
+    "sgd": "SGD",
+    "momentum": "momentum",
+    "nesterov": "Nesterov momentum",
+    "adam": "Adam",
+    "adamw": "AdamW",
+}
 TASKS = {"cifar10": "CIFAR-10", "digits": "scikit-learn's digits", "imagenet": "ImageNet"}
-METHODS = ("none", "clip", "U-Clip", "U-Clip, Gated")
+METHODS = ("none", "clip", "U-Clip", "U-Clip, Gated", "U-Clip, Capped(10)")
 """The methods that come first, in this order."""
+_PEERS = "carryclip.experiments.peers:"
+PEERS = {
+    "Average": "clip of the average",
+    "ErrorFeedback": "EF-SGD",
+    "Dice": "DiceSGD",
+    "Clip21": "Clip21, momentum",
+    "ZScore": "ZClip",
+}
+"""Others' remedies, by the names of their classes."""
 
 Kind = Literal["none", "component", "norm", "Welford", "EWMA", "other"]
 
@@ -70,12 +85,16 @@ def region_name(text: str | None) -> RegionName:
 def method_name(spec: Spec) -> str:
     """What is done to the gradients: ``"none"``, ``"clip"``, ``"U-Clip"``, ``"U-Clip, Gated"``, or your own method."""
     if spec.method is not None:
-        return spec.method
-    return spec.label if spec.carry in ("none", "full") else _policy_name(spec.carry)
+        known = PEERS.get(spec.method.removeprefix(_PEERS)) if spec.method.startswith(_PEERS) else None
+        carried = "" if spec.carry == "none" else f" + {_policy_name(spec.carry).removeprefix('U-Clip, ')}"
+        return (known or spec.method) + carried
+    return spec.label if spec.carry == "none" else _policy_name(spec.carry)
 
 
 @functools.cache
 def _policy_name(carry: str) -> str:
+    if carry == "full":
+        return "U-Clip"
     policy: Any = policy_of(carry)
     needed = [f"{getattr(policy, each.name):g}" for each in fields(policy) if each.default is MISSING]
     given = needed + [part.strip() for part in _unusual(policy).split(",") if part]

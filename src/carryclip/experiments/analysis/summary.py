@@ -2,8 +2,10 @@
 
 The paper's protocol: epochs to the target are infinite for a run that did not reach it, whatever the reason; the
 learning rate is chosen per setting and batch size by the smallest median; a point is drawn only if all seeds reached.
+Trials have no target: there what they are judged by takes the place of epochs.
 """
 
+import functools
 import math
 import statistics
 from collections import Counter
@@ -23,6 +25,7 @@ from carryclip.experiments.analysis.naming import (
     region_name,
     region_order,
 )
+from carryclip.experiments.analysis.subjects import Subject, subject_of
 from carryclip.experiments.records import Epoch, Record
 from carryclip.experiments.store import Store
 
@@ -41,6 +44,11 @@ class Setting:
         return region_name(self.region)
 
 
+def epochs_of(record: Record) -> float:
+    """Epochs to the target: infinite for every way to end but one."""
+    return float(record.reached) if record.outcome == "reached" and record.reached is not None else math.inf
+
+
 @dataclass(frozen=True, eq=False)
 class Cell:
     """A setting at one batch size: runs for every learning rate and seed, done or not."""
@@ -48,6 +56,8 @@ class Cell:
     setting: Setting
     batch: int
     records: tuple[Record, ...]
+    score: Callable[[Record], float] = epochs_of
+    """Of a run that is done: the smaller the better, infinite if it came to nothing."""
 
     @cached_property
     def runs(self) -> dict[float, dict[int, Record]]:
@@ -79,7 +89,7 @@ class Cell:
 
     def epochs_at(self, lr: float) -> dict[int, float]:
         """Seed → epochs to the target, for the seeds that are done; infinite if it was not reached."""
-        return {seed: epochs_of(record) for seed, record in self.runs[lr].items() if record.state == "done"}
+        return {seed: self.score(record) for seed, record in self.runs[lr].items() if record.state == "done"}
 
     @cached_property
     def lr(self) -> float | None:
@@ -133,11 +143,6 @@ class Cell:
         return tuple(sorted(self.chosen)), np.array([[seen[seed] for seed in sorted(seen)] for seen in alike.values()])
 
 
-def epochs_of(record: Record) -> float:
-    """Epochs to the target: infinite for every way to end but one."""
-    return float(record.reached) if record.outcome == "reached" and record.reached is not None else math.inf
-
-
 @dataclass(frozen=True, eq=False)
 class Summary:
     """The cells of a study on one data set.
@@ -147,9 +152,10 @@ class Summary:
         title: what it is.
         tier: ``"smoke"``, ``"small"`` or ``"paper"``.
         task, examples, target, settings: the data, how much of it, the train accuracy at which a run is over, and what
-            else the task lets one choose.
+            else the task lets one choose, but for the steps of an epoch: a larger batch has fewer of them.
         cells: in the study's order.
         epochs: the epochs of a run, by its id.
+        subject: what a trial is about.
     """
 
     study: str
@@ -161,6 +167,7 @@ class Summary:
     settings: tuple[Any, ...]
     cells: tuple[Cell, ...]
     epochs: Callable[[str], Sequence[Epoch]]
+    subject: Subject | None = None
 
     @cached_property
     def _by_key(self) -> dict[tuple[Setting, int], Cell]:
@@ -214,11 +221,14 @@ class Summary:
             whole = recipe.data == "imagenet" or recipe.images > 1_000_000
             counted = f"{recipe.classes:,} classes, {recipe.images:,} images of {recipe.image} pixels, {recipe.net} v2"
             return f"{data_name(self.task, None) if whole else 'a folder'}: {counted}"
-        return data_name(self.task, self.examples)
+        return data_name(self.task, self.examples) if self.subject is None else self.subject.title
 
     @property
     def described(self) -> str:
         """The same, and when a run is over."""
+        if self.subject is not None:
+            steps = sorted({record.spec.epochs * record.spec.recipe.steps for record in self.cells[0].records})
+            return f"{self.data}, {self.subject.setting}, {' or '.join(f'{count:,}' for count in steps)} steps"
         if self.target == math.inf:
             return f"{self.data}, {max(cell.limit for cell in self.cells)} epochs"
         return f"{self.data}, target {100 * self.target:g} % train accuracy"
@@ -249,9 +259,14 @@ def summarise(
     for record in records:
         spec = record.spec
         setting = Setting(spec.optimizer, spec.region, method_name(spec))
-        data = groups.setdefault((spec.task, spec.examples, spec.goal, spec.settings), {})
+        settings = tuple(pair for pair in spec.settings if pair[0] != "steps")
+        data = groups.setdefault((spec.task, spec.examples, spec.goal, settings), {})
         data.setdefault((setting, spec.batch), []).append(record)
-    return [
-        Summary(study, title, tier, *key, tuple(Cell(*place, tuple(found)) for place, found in data.items()), epochs)
-        for key, data in groups.items()
-    ]
+    known = functools.cache(epochs)
+    made = []
+    for key, data in groups.items():
+        subject = subject_of(next(iter(data.values()))[0].spec)
+        score = epochs_of if subject is None else subject.score(known)
+        cells = tuple(Cell(*place, tuple(found), score) for place, found in data.items())
+        made.append(Summary(study, title, tier, *key, cells, epochs if subject is None else known, subject))
+    return made

@@ -31,7 +31,7 @@ class Options:
     memory: float | None = None
     every: float = CHECKPOINT_SECONDS
     data: str | None = None
-    """Folder of images."""
+    """Folder of images, or a text."""
     strict: bool = False
     keep: bool = False
     """The weights of runs that are done."""
@@ -55,6 +55,6 @@ class Setting:
     paths: tuple[str, ...] = ()
     """Where else to look for methods of one's own."""
     data: str | None = None
-    """Folder of images, for tasks that need one."""
+    """Folder of images, or a text, for tasks that need one."""
     strict: bool = False
     """Whether an image that cannot be read ends the run."""

@@ -69,7 +69,7 @@ def trained(
     if spec.task in TRIALS:
         from carryclip.experiments.trials.trial import train as train_trial
 
-        yield from train_trial(spec, file, every=setting.every)
+        yield from train_trial(spec, file, every=setting.every, data=setting.data)
         return
     if spec.task != "imagenet":
         from carryclip.experiments.training import train

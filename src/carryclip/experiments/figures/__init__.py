@@ -1,11 +1,10 @@
 """The table of figures: each a function from a study's summary to picture, caption and numbers."""
 
 import functools
-import math
 from collections.abc import Mapping
 
 from carryclip.experiments.analysis.summary import Summary
-from carryclip.experiments.figures import carry, epochs, faster, images, outcomes, rates, ratios, regions
+from carryclip.experiments.figures import carry, epochs, faster, images, outcomes, rates, ratios, regions, trials
 from carryclip.experiments.figures.drawn import Drawn, Figure
 from carryclip.experiments.figures.style import RC
 
@@ -30,13 +29,22 @@ IMAGES: Mapping[str, Figure] = {
     "trajectory": Figure("One run: norms and loss", images.trajectory),
 }
 """The same for ImageNet."""
+TRIALS: Mapping[str, Figure] = {
+    "worth": Figure("Every method at every learning rate, and against plain clipping", trials.worth),
+    "course": Figure("Over training", trials.course),
+}
+"""The same for trials."""
+FROZEN: Mapping[str, Figure] = {"frozen": Figure("Bias against the radius", trials.frozen)}
+"""The same where weights stay where they are."""
 
 
 def figures_of(summary: Summary) -> Mapping[str, Figure]:
     """Those that suit a study."""
     if summary.task == "imagenet":
         return IMAGES
-    return {name: FIGURES[name] for name in ("carry", "outcomes")} if summary.target == math.inf else FIGURES
+    if summary.subject is not None:
+        return FROZEN if summary.subject.kind == "frozen" else TRIALS
+    return FIGURES
 
 
 def draw(name: str, summary: Summary) -> Drawn | None:

@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from carryclip import __version__
+from carryclip.experiments.analysis import tables
 from carryclip.experiments.claims import VERDICTS, Claim
 from carryclip.experiments.database import StoreError
 from carryclip.experiments.output import make_folder
@@ -68,7 +69,21 @@ def build(
     shown = [read_theory(theory)] if theory else []
     shown += [section for study in dict.fromkeys(studies) for section in sections(store, study, folder, formats)]
     claims = lines(shown)
-    told = {"carryclip": __version__, "claims": [{**asdict(claim), "study": where.name} for claim, where in claims]}
+    told = {"carryclip": __version__, "claims": _claims(claims)}
+    trials = [section for section in shown if section.trial]
+    if trials:
+        told["trials"] = {
+            section.anchor: {
+                "heads": section.heads,
+                "table": section.table,
+                "answers": [asdict(answer) for answer in section.answers],
+            }
+            for section in trials
+        }
+        told["overview"] = {
+            "heads": tables.overview_heads(),
+            "table": tables.overview(section.lines for section in trials),
+        }
     (folder / "claims.json").write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     page = folder / "report.html"
     page.write_text(render(shown, claims), encoding="utf-8")
@@ -104,6 +119,8 @@ def render(shown: Sequence[Section], claims: Sequence[tuple[Claim, Section]]) ->
         .render(
             sections=shown,
             claims=claims,
+            overview=tables.overview(section.lines for section in shown),
+            overview_heads=tables.overview_heads(),
             verdicts=[verdict for verdict in VERDICTS if any(claim.verdict == verdict for claim, _ in claims)],
             done=sum(section.done for section in shown),
             planned=sum(section.planned for section in shown),

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from carryclip.experiments.analysis import accuracy
+from carryclip.experiments.analysis import accuracy, tables
+from carryclip.experiments.analysis.answers import Answer, answers
 from carryclip.experiments.analysis.judge import judge
 from carryclip.experiments.analysis.summary import Summary, summaries
 from carryclip.experiments.claims import Claim
@@ -70,6 +71,11 @@ class Section:
     heads: list[str] = field(default_factory=list)
     table: list[list[str]] = field(default_factory=list)
     """A table of results above the figures, and the names of its columns."""
+    answers: list[Answer] = field(default_factory=list)
+    """What a trial says to those who ask whether to turn the carry on."""
+    trial: bool = False
+    lines: list[list[str]] = field(default_factory=list)
+    """Its part of the table of all trials."""
     claims: list[Claim] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
 
@@ -85,10 +91,17 @@ def sections(store: Store, study: str, folder: Path, formats: Sequence[str]) -> 
     made = []
     with _unwatched():
         for number, part in enumerate(parts, 1):
-            size = "" if part.examples is None else f"-{part.examples}"
-            extra = f"-{number}-{part.task}{size}-{100 * part.target:g}" if len(parts) > 1 else ""
-            made.append(_section(part, slug(study + extra), folder, formats))
+            made.append(
+                _section(part, slug(study + (_told_apart(number, part) if len(parts) > 1 else "")), folder, formats)
+            )
     return made
+
+
+def _told_apart(number: int, part: Summary) -> str:
+    if part.subject is not None:
+        return "-" + slug(part.subject.title.lower())
+    size = "" if part.examples is None else f"-{part.examples}"
+    return f"-{number}-{part.task}{size}-{100 * part.target:g}"
 
 
 @contextlib.contextmanager
@@ -106,10 +119,11 @@ def _section(summary: Summary, anchor: str, folder: Path, formats: Sequence[str]
     counts = summary.outcomes
     place = folder / "figures" / anchor
     place.mkdir(parents=True, exist_ok=True)
+    heads, table = _table(summary)
     return Section(
         anchor=anchor,
         name=summary.study,
-        title=summary.title,
+        title=summary.title if summary.subject is None else summary.subject.title,
         tier=summary.tier,
         data=summary.described,
         command=summary.command,
@@ -119,11 +133,23 @@ def _section(summary: Summary, anchor: str, folder: Path, formats: Sequence[str]
         environment=environment(records),
         crashed=crashed(records),
         pictures=_pictures(summary, anchor, place, formats),
-        heads=accuracy.heads(summary) if summary.task == "imagenet" else [],
-        table=accuracy.words(summary, accuracy.rows_of(summary)) if summary.task == "imagenet" else [],
+        heads=heads,
+        table=table,
+        answers=answers(summary),
+        trial=summary.subject is not None,
+        lines=tables.lines(summary),
         claims=judge(summary),
         records=records,
     )
+
+
+def _table(summary: Summary) -> tuple[list[str], list[list[str]]]:
+    """Names of columns, and lines; nothing for studies whose figures say it all."""
+    if summary.task == "imagenet":
+        return accuracy.heads(summary), accuracy.words(summary, accuracy.rows_of(summary))
+    if summary.subject is not None:
+        return tables.heads(summary), tables.words(summary)
+    return [], []
 
 
 def _pictures(summary: Summary, anchor: str, place: Path, formats: Sequence[str]) -> list[Picture]:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from carryclip.experiments.spec import Spec
+from carryclip.experiments.trials import rates
 
 
 class Weights(nn.Module):
@@ -18,19 +19,13 @@ class Weights(nn.Module):
         self.values = nn.Parameter(start)
 
 
-class Constant:
-    """A learning rate that does not change."""
-
-    def rate(self, step: int) -> float:
-        """Of a step."""
-        return 1.0
-
-
-class Softmax(Constant):
+class Softmax:
     """Classes by Zipf's law, and logits that should become the logarithms of their shares.
 
     Most classes are rare. Whenever one comes up, its gradient is as large as it ever gets.
     """
+
+    rate = staticmethod(rates.constant)
 
     def __init__(self, spec: Spec) -> None:
         self.batch, self.steps, count = spec.batch, spec.recipe.steps, spec.recipe.classes
@@ -64,11 +59,13 @@ def _centred(logits: Tensor) -> Tensor:
     return logits - logits.mean()
 
 
-class Regression(Constant):
+class Regression:
     """A line through points with noise that is skewed, heavy-tailed, or fine but for one batch.
 
     The noise has mean 0 in each case, so that the optimum of the squared error is the true line.
     """
+
+    rate = staticmethod(rates.constant)
 
     def __init__(self, spec: Spec) -> None:
         self.recipe, self.batch, self.steps = spec.recipe, spec.batch, spec.recipe.steps
@@ -76,8 +73,11 @@ class Regression(Constant):
         self.truth = torch.ones(size) / math.sqrt(size)
 
     def build(self, generator: torch.Generator) -> Weights:
-        """Somewhere at the given distance."""
+        """Somewhere at the given distance; to stay there, where noise and mean gradient have their tail on one side."""
         direction = torch.randn(len(self.truth), generator=generator)
+        if self.recipe.frozen:
+            direction = torch.zeros(len(self.truth))
+            direction[0] = -1.0
         return Weights(self.truth + self.recipe.start * direction / direction.norm())
 
     def loss(self, net: Any, generator: torch.Generator, step: int) -> Tensor:
@@ -106,8 +106,10 @@ class Regression(Constant):
         return {"distance": float(error.norm()), "iterate": error.tolist()}
 
 
-class Bandit(Constant):
+class Bandit:
     """One arm pays much and rarely, and is the best; the others pay a little always. A policy by its gradient."""
+
+    rate = staticmethod(rates.constant)
 
     def __init__(self, spec: Spec) -> None:
         self.recipe, self.batch, self.steps = spec.recipe, spec.batch, spec.recipe.steps

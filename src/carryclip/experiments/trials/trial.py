@@ -17,7 +17,8 @@ from carryclip.experiments import checkpoints
 from carryclip.experiments.methods import Samples, attach, gradient_norm, optimizer_of, sampling, unwarned
 from carryclip.experiments.records import End, Epoch
 from carryclip.experiments.spec import Spec
-from carryclip.experiments.trials import known
+from carryclip.experiments.trials import classify, known, text
+from carryclip.experiments.trials.frozen import Held
 
 
 class Trial(Protocol):
@@ -43,21 +44,31 @@ class Trial(Protocol):
         ...
 
 
-def made(spec: Spec) -> Trial:
+def made(spec: Spec, data: str | None = None) -> Trial:
     """The trial of a spec."""
-    kinds: dict[str, Any] = {"softmax": known.Softmax, "regression": known.Regression, "bandit": known.Bandit}
+    if spec.task == "text":
+        return text.Text(spec, data)
+    kinds: dict[str, Any] = {
+        "softmax": known.Softmax,
+        "regression": known.Regression,
+        "bandit": known.Bandit,
+        "classify": classify.Classify,
+    }
     return kinds[spec.task](spec)
 
 
-def train(spec: Spec, checkpoint: Path | None = None, *, every: float = 0.0) -> Iterator[Epoch | End]:
+def train(
+    spec: Spec, checkpoint: Path | None = None, *, every: float = 0.0, data: str | None = None
+) -> Iterator[Epoch | End]:
     """Train to the last epoch, yielding each when it is over and the end at last.
 
     Args:
         spec: what to train.
         checkpoint: file to go on from, written every so often.
         every: seconds between two checkpoints; 0 for one after each epoch.
+        data: a text of one's own.
     """
-    trial = made(spec)
+    trial = made(spec, data)
     found = None if checkpoint is None else checkpoints.read(checkpoint, spec, "cpu")
     run = checkpoints.resumed(lambda: _start(spec, trial), checkpoint, found)
     yield from run.history
@@ -85,6 +96,7 @@ def _epoch(spec: Spec, trial: Trial, run: checkpoints.Run) -> Epoch:
     begun, number = time.perf_counter(), len(run.history)
     net, optimizer = run.net, run.optimizer
     samples, every = Samples(), sampling(trial.steps)
+    held = Held(net) if getattr(spec.recipe, "frozen", False) else None
     total = torch.zeros((), dtype=torch.float64)
     net.train()
     with unwarned():
@@ -96,7 +108,11 @@ def _epoch(spec: Spec, trial: Trial, run: checkpoints.Run) -> Epoch:
             norm = gradient_norm(net.parameters()) if step % every == 0 else None
             for group in optimizer.param_groups:
                 group["lr"] = spec.lr * trial.rate(step)
+            if held is not None:
+                held.before()
             optimizer.step()
+            if held is not None:
+                held.after(spec.lr)
             if norm is not None:
                 samples.take(norm, run.clipper)
         figures = samples.means()
@@ -105,6 +121,8 @@ def _epoch(spec: Spec, trial: Trial, run: checkpoints.Run) -> Epoch:
     net.eval()
     with torch.no_grad():
         measured = trial.measure(net) if finite else {}
+        if held is not None:
+            measured |= held.measured()
     return Epoch(
         epoch=number + 1,
         loss=mean if finite else None,

@@ -1,0 +1,106 @@
+"""The questions that people ask before they turn the carry on, answered for each trial by rules that have tests."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from carryclip.experiments.analysis.naming import region_name
+from carryclip.experiments.analysis.subjects import Subject
+from carryclip.experiments.analysis.summary import Summary, runs_of
+from carryclip.experiments.analysis.worth import FULL, GATED, PLAIN, Bias, Block, Effect, blocks
+
+SEEDS = 3
+"""The fewest that are judged."""
+MOST_GONE = 0.25
+"""Bias counts as removed if at most this share of it is left."""
+Verdict = Literal["yes", "no", "in part", "it hurts", "no difference", "nothing to remove", "inconclusive"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One line below a trial's table."""
+
+    region: str
+    question: str
+    seen: str
+    verdict: Verdict
+
+
+def helps(effect: Effect | None, little: float) -> Verdict:
+    """Whether the interval lies above 0, below it, or so close to it that nobody would care."""
+    if effect is None or effect.seeds < SEEDS or math.isnan(effect.mean):
+        return "inconclusive"
+    if effect.low > 0.0:
+        return "yes"
+    if effect.high < 0.0:
+        return "it hurts"
+    return "no difference" if -little <= effect.low and effect.high <= little else "inconclusive"
+
+
+def removes(plain: Bias | None, carried: Bias | None) -> Verdict:
+    """Whether the bias that plain clipping has is gone, smaller, or still there with a carry."""
+    if plain is None or carried is None:
+        return "inconclusive"
+    if plain.low <= 0.0:
+        return "nothing to remove" if carried.low <= 0.0 else "inconclusive"
+    if carried.high <= MOST_GONE * plain.size:
+        return "yes"
+    if carried.high < plain.low:
+        return "in part"
+    return "no" if carried.size >= plain.low else "inconclusive"
+
+
+def keeps_up(effect: Effect | None, little: float) -> Verdict:
+    """Whether a method is as good as another: it may be better, or not be told apart from it."""
+    found = helps(effect, little)
+    if found == "it hurts" and effect is not None and effect.mean >= -little:
+        return "yes"
+    return {"yes": "yes", "it hurts": "no", "no difference": "yes"}.get(found, "inconclusive")  # type: ignore[return-value]
+
+
+def answers(summary: Summary) -> list[Answer]:
+    """All of them for a trial; none before all of its runs are done."""
+    subject = summary.subject
+    done, planned = runs_of(summary.cells)
+    if subject is None or subject.kind == "frozen" or done < planned:
+        return []
+    return [answer for block in blocks(summary) for answer in _answers(block, subject)]
+
+
+def _answers(block: Block, subject: Subject) -> list[Answer]:
+    found = []
+    plain, full = block.find(PLAIN), block.find(FULL)
+    if plain is None or full is None:
+        return []
+    if subject.bias is not None:
+        seen = ", ".join(f"{row.name} {row.bias}" for row in block.rows if row.bias and row.name in _FIRST)
+        found.append(("Does the carry remove clipping's bias?", seen, removes(plain.bias, full.bias)))
+    for name in (FULL, GATED):
+        gain = block.over(name)
+        if gain is not None:
+            question = f"Does {name} improve the {subject.words} over plain clipping?"
+            found.append((question, f"{gain} in the mean", helps(gain, subject.little)))
+    alone = block.over(FULL, "no clipping")
+    if alone is not None:
+        question = f"Does {FULL} improve it over no clipping?"
+        found.append((question, f"{alone} in the mean", helps(alone, subject.little)))
+    gate = block.over(GATED, FULL)
+    if gate is not None:
+        found.append(("Is Gated as good as the full carry, or better?", str(gate), keeps_up(gate, subject.little)))
+    found.append(("At what cost?", _cost(block), None))
+    return [Answer(region_name(block.region).label, *line) for line in found]
+
+
+_FIRST = ("no clipping", PLAIN, FULL, GATED)
+
+
+def _cost(block: Block) -> str:
+    """Memory, time and the learning rate that suits, against plain clipping."""
+    plain, told = block.find(PLAIN), ["one buffer of the gradients' size"]
+    for name in (FULL, GATED):
+        row = block.find(name)
+        if row is None or plain is None or row.cell.lr is None or plain.cell.lr is None:
+            continue
+        rate = row.cell.lr / plain.cell.lr
+        told.append(f"{name}: {row.seconds / plain.seconds:.2f} × the time, best learning rate {rate:.2g} ×")
+    return "; ".join(told)

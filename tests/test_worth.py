@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from carryclip.experiments.analysis import answers as answering
 from carryclip.experiments.analysis import tables
 from carryclip.experiments.analysis.answers import answers, helps, keeps_up, removes
 from carryclip.experiments.analysis.summary import summarise
@@ -149,12 +150,12 @@ ids = {record.spec.id for cell in study({"clip": 3.0}).cells for record in cell.
 def test_answers_follow_the_numbers():
     found = {answer.question: answer.verdict for answer in answers(study())}
     assert found == {
-        "Does the carry remove clipping's bias?": "in part",
-        "Does U-Clip improve the distance from the optimum over plain clipping?": "yes",
-        "Does U-Clip, Gated improve the distance from the optimum over plain clipping?": "yes",
-        "Does U-Clip improve it over no clipping?": "it hurts",
-        "Is Gated as good as the full carry, or better?": "no",
-        "At what cost?": None,
+        answering.BIAS: "in part",
+        answering.BETTER: "yes",
+        answering.GATE_BETTER: "yes",
+        answering.THAN_NONE: "it hurts",
+        answering.KEEPS_UP: "no",
+        answering.COST: None,
     }
     assert answers(study(done=False)) == []
 
@@ -172,11 +173,14 @@ def test_a_study_of_trials_is_shown_as_such():
     summary = study()
     assert [column.header for column in table(summary).columns] == tables.heads(summary)
     assert len(tables.words(summary)) == len(DISTANCES)
-    (line,) = tables.lines(summary)
-    assert line[:3] == ["signal", "Skewed noise", "norm 0.5"]
-    assert len(line) == len(tables.overview_heads())
-    assert line[tables.overview_heads().index("U-Clip")].startswith("▲ +1.9")
-    assert line[-1] == "in part"
+    parts = tables.parts(summary)
+    assert all(line[:3] == ["signal", "Skewed noise", "norm 0.5"] for part in parts.values() for line in part)
+    assert all(len(line) == len(tables.HEADS[name]) for name, part in parts.items() for line in part)
+    (policies,), (peers,), (said,) = (parts[name] for name in ("policies", "peers", "answers"))
+    assert policies[tables.HEADS["policies"].index("U-Clip")].startswith("▲ +1.9")
+    assert peers[tables.HEADS["peers"].index("ZClip + U-Clip")].startswith("▲ +0.99")
+    assert said[3:] == ["in part", "yes", "yes", "it hurts", "no"]
+    assert tables.together("answers", [parts, parts]) == [said, said]
     assert set(figures_of(summary)) == {"worth", "course"}
     worth = draw("worth", summary)
     by_method = {row["method"]: row for row in worth.rows}
@@ -217,5 +221,6 @@ def test_bias_where_nothing_moves():
     found = stills(summary)
     assert [still.radius for still in found] == [0.25, 1.0]
     assert [still.share.mean for still in found] == pytest.approx([-0.545, -0.095])
-    assert answers(summary) == tables.lines(summary) == []
+    assert answers(summary) == []
+    assert tables.parts(summary) == {}
     assert [row["bias"] for row in draw("frozen", summary).rows] == pytest.approx([-0.545, -0.095])

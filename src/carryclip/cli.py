@@ -107,9 +107,10 @@ def reproduce(
     Args:
         what: a figure: aliasing, quadratics, bias, carry-bounds, adaptive-bounds, regret, norm-carry, wind-up, or
             "theory" for all of these (a minute and a half); corrupted-rank; or studies: digits-smoke, cifar10-small,
-            cifar10-slice, cifar10-paper, imagenet-smoke, imagenet-mini, imagenet-paper, or a .toml file of your own.
+            cifar10-slice, cifar10-paper, evidence-smoke, evidence-small, imagenet-smoke, imagenet-mini,
+            imagenet-paper, or a .toml file of your own.
             "carryclip plan" says how long they take.
-        tier: all studies of a tier, or those of the families that are named: digits, cifar10, imagenet.
+        tier: all studies of a tier, or those of the families that are named: digits, cifar10, evidence, imagenet.
         only: a part of a study: field=value or field=value,value; several times for several fields.
         engine: "local" for processes on this machine, "ray" for a cluster.
         address: of the Ray cluster; "auto" for one that runs here.
@@ -120,6 +121,7 @@ def reproduce(
         timeout: hours after which a run is given up; 24 by default, and as many as it needs for imagenet.
         memory: GB that a worker may take before its run is given up.
         data: folder of images for imagenet: train and val, in each a folder per class; the smoke tier makes its own.
+            Or a text file for the language model of evidence, instead of the one it has.
         strict: let an image that cannot be read end its run, instead of counting it.
         keep: keep the last checkpoint of every ImageNet run, beside the store.
         store: file for the results.
@@ -193,7 +195,7 @@ def plan(
         workers: runs at a time; as many as there are cores.
         threads: of each worker.
         device: where to train.
-        data: folder of images for imagenet; without it the paper's counts are taken.
+        data: folder of images for imagenet, without which the paper's counts are taken; or a text of your own.
         images_per_second: price ImageNet at this speed of training, measured elsewhere, instead of measuring.
     """
     from carryclip.experiments.plan import ask
@@ -246,7 +248,7 @@ def replay(run: str, /, *, store: str = STORE, data: str | None = None) -> int:
     Args:
         run: its id, or the beginning of it.
         store: the file with the record.
-        data: folder of images, for a run of imagenet.
+        data: folder of images, for a run of imagenet; or the text, for one of a text of your own.
     """
     from carryclip.experiments.replay import main
 

@@ -30,7 +30,7 @@ def ask(
     images_per_second: float | None,
 ) -> int:
     """Find the studies and plan them."""
-    from carryclip.experiments.reproduce import InputError, check_options, studies
+    from carryclip.experiments.reproduce import InputError, check_options, studies, with_text
 
     console = Console()
     try:
@@ -38,12 +38,15 @@ def ask(
         if images_per_second is not None and not images_per_second > 0:
             raise InputError(f"--images-per-second must be above 0, got {images_per_second:g}.")
         chosen = _with_sizes(studies(what or ([] if tier else grid.names()), tier), data, console)
+        chosen = _at_hand(with_text(chosen, data), data, console)
         if not chosen:
             return 2
         typed = " ".join([*what, *(["--tier", tier] if tier else [])]) or "STUDY"
+        if any("imagenet" in study.tasks and study.tier != "smoke" for study in chosen):
+            typed += f" --data {data or 'DIR'}"
         elsewhere = images_per_second is not None  # where nothing is known of its cores
         workers = workers or (1 if elsewhere else default_workers(threads, device))
-        given = {"store": store, "workers": workers, "threads": threads, "device": device}
+        given = {"store": store, "workers": workers, "threads": threads, "device": device, "data": data}
         return main(chosen, typed, **given, images_per_second=images_per_second)
     except (ValueError, StoreError, DataError) as error:
         complain(console, error)
@@ -69,6 +72,20 @@ def _with_sizes(chosen: Sequence[grid.Study], data: str | None, console: Console
     return found
 
 
+def _at_hand(chosen: Sequence[grid.Study], data: str | None, console: Console) -> list[grid.Study]:
+    """Those whose data are here, as steps are timed on them; the others are named, with what to do."""
+    from carryclip.experiments.reproduce import check_data
+
+    found = []
+    for study in chosen:
+        try:
+            check_data(study.specs, data)
+            found.append(study)
+        except DataError as error:
+            console.print(f"{study.name} is left out. {error}", highlight=False, markup=False)
+    return found
+
+
 def main(
     chosen: Sequence[grid.Study],
     typed: str,
@@ -77,6 +94,7 @@ def main(
     workers: int,
     threads: int,
     device: str,
+    data: str | None = None,
     images_per_second: float | None = None,
 ) -> int:
     """Measure, and print a table."""
@@ -89,7 +107,7 @@ def main(
     with console.status("Timing a few steps of everything ..."):
         if images_per_second is not None:
             specs = [spec for spec in specs if spec.task != "imagenet"]
-        rates: dict[str, Any] = calibrate(specs, workers, threads, device) if specs else {}
+        rates: dict[str, Any] = calibrate(specs, workers, threads, device, data) if specs else {}
         if images and images_per_second is not None:
             keys = {cost.Throughput.key(spec) for spec in images}
             rates["imagenet"] = cost.Throughput(dict.fromkeys(keys, images_per_second))
@@ -109,15 +127,27 @@ def main(
     console.print(table)
     for line in _said_of_images(images, rates.get("imagenet"), images_per_second):
         console.print(line, highlight=False, markup=False)
-    if len(images) < sum(len(study.specs) for study in chosen):
-        console.print(
-            "Expected: each run stops at its target after as many epochs as is typical of the study. At most: none "
-            "does.",
-            highlight=False,
-        )
+    for line in _said_of_epochs(chosen):
+        console.print(line, highlight=False, markup=False)
     spent = f"Measured in {time.perf_counter() - begun:.0f} s. " if specs else ""
     console.print(f"{spent}To go ahead: carryclip reproduce {typed}", highlight=False, markup=False)
     return 0
+
+
+def _said_of_epochs(chosen: Sequence[grid.Study]) -> list[str]:
+    """Where the expected time comes from, for studies whose runs can stop before their last epoch."""
+    known = {
+        study.name: any(typical < spec.epochs for spec, typical in zip(study.specs, study.typical, strict=True))
+        for study in chosen
+        if any(spec.target is not None for spec in study.specs)
+    }
+    lines = []
+    if any(known.values()):
+        said = "Expected: each run stops at its target after as many epochs as is typical of the study."
+        lines.append(f"{said} At most: none does.")
+    if unknown := ", ".join(name for name, typical in known.items() if not typical):
+        lines.append(f"Nothing is known of when runs of {unknown} stop: both times are for all their epochs.")
+    return lines
 
 
 def _said_of_images(images: Sequence[cost.Spec], found: Any, given: float | None) -> list[str]:

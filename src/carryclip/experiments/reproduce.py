@@ -231,16 +231,8 @@ def _check(chosen: Sequence[grid.Study], wanted: dict[str, set[str]], options: O
                 if most is None
                 else f"{spec.task} has {most:,} training examples, not {spec.examples:,}."
             )
-    pictures = any(spec.task == "cifar10" or spec.values.get("source") == "cifar10" for spec in specs)
-    if pictures and options.engine == "local":
-        from carryclip.experiments.data.cifar10 import load_cifar10
-
-        load_cifar10()
     if options.engine == "local":
-        from carryclip.experiments.data.text import load_text
-
-        for text in {spec.recipe.text for spec in specs if spec.task == "text"}:
-            load_text(text, options.data)
+        check_data(specs, options.data)
     if any(spec.task == "imagenet" for spec in specs) and not options.device.startswith(("cpu", "cuda")):
         raise InputError(f"ImageNet trains on cpu or cuda, not on {options.device!r}.")
     if str(Path.cwd()) not in sys.path:
@@ -248,6 +240,22 @@ def _check(chosen: Sequence[grid.Study], wanted: dict[str, set[str]], options: O
     for method in {spec.method for spec in specs if spec.method is not None}:
         load_method(method)
     _check_machine(options)
+
+
+def check_data(specs: Sequence[Spec], data: str | None = None) -> None:
+    """Whether what ``carryclip data`` fetches is here, and what is one's own.
+
+    Raises:
+        DataError: it is not; the message says what to do.
+    """
+    if any("cifar10" in (spec.task, spec.values.get("source")) for spec in specs):
+        from carryclip.experiments.data.cifar10 import load_cifar10
+
+        load_cifar10()
+    for text in {spec.recipe.text for spec in specs if spec.task == "text"}:
+        from carryclip.experiments.data.text import load_text
+
+        load_text(text, data)
 
 
 def _check_machine(options: Options) -> None:

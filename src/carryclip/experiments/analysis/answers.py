@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from carryclip.experiments.analysis.naming import region_name
 from carryclip.experiments.analysis.subjects import Subject
 from carryclip.experiments.analysis.summary import Summary, runs_of
 from carryclip.experiments.analysis.worth import FULL, GATED, PLAIN, Bias, Block, Effect, blocks
@@ -16,6 +15,14 @@ MOST_GONE = 0.25
 Verdict = Literal["yes", "no", "in part", "it hurts", "no difference", "nothing to remove", "inconclusive"]
 
 
+BIAS = "Does the carry remove clipping's bias?"
+BETTER = "Is the full carry better than plain clipping?"
+GATE_BETTER = "Is Gated better than plain clipping?"
+THAN_NONE = "Is the full carry better than no clipping?"
+KEEPS_UP = "Is Gated as good as the full carry, or better?"
+COST = "At what cost?"
+
+
 @dataclass(frozen=True)
 class Answer:
     """One line below a trial's table."""
@@ -23,7 +30,8 @@ class Answer:
     region: str
     question: str
     seen: str
-    verdict: Verdict
+    verdict: Verdict | None
+    """None where the question is not one of yes or no."""
 
 
 def helps(effect: Effect | None, little: float) -> Verdict:
@@ -68,27 +76,23 @@ def answers(summary: Summary) -> list[Answer]:
 
 
 def _answers(block: Block, subject: Subject) -> list[Answer]:
-    found = []
     plain, full = block.find(PLAIN), block.find(FULL)
     if plain is None or full is None:
         return []
+    found: list[tuple[str, str, Verdict | None]] = []
     if subject.bias is not None:
         seen = ", ".join(f"{row.name} {row.bias}" for row in block.rows if row.bias and row.name in _FIRST)
-        found.append(("Does the carry remove clipping's bias?", seen, removes(plain.bias, full.bias)))
-    for name in (FULL, GATED):
-        gain = block.over(name)
+        found.append((BIAS, seen, removes(plain.bias, full.bias)))
+    pairs = {BETTER: (FULL, PLAIN), GATE_BETTER: (GATED, PLAIN), THAN_NONE: (FULL, "no clipping")}
+    for question, pair in pairs.items():
+        gain = block.over(*pair)
         if gain is not None:
-            question = f"Does {name} improve the {subject.words} over plain clipping?"
-            found.append((question, f"{gain} in the mean", helps(gain, subject.little)))
-    alone = block.over(FULL, "no clipping")
-    if alone is not None:
-        question = f"Does {FULL} improve it over no clipping?"
-        found.append((question, f"{alone} in the mean", helps(alone, subject.little)))
+            found.append((question, f"{subject.words} better by {gain}", helps(gain, subject.little)))
     gate = block.over(GATED, FULL)
     if gate is not None:
-        found.append(("Is Gated as good as the full carry, or better?", str(gate), keeps_up(gate, subject.little)))
-    found.append(("At what cost?", _cost(block), None))
-    return [Answer(region_name(block.region).label, *line) for line in found]
+        found.append((KEEPS_UP, f"better by {gate}", keeps_up(gate, subject.little)))
+    found.append((COST, _cost(block), None))
+    return [Answer(block.label, *line) for line in found]
 
 
 _FIRST = ("no clipping", PLAIN, FULL, GATED)

@@ -2,17 +2,22 @@
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from carryclip.experiments.analysis.answers import helps, removes
+from carryclip.experiments.analysis import naming
+from carryclip.experiments.analysis.answers import BETTER, BIAS, GATE_BETTER, KEEPS_UP, THAN_NONE, answers, helps
 from carryclip.experiments.analysis.subjects import Kind
 from carryclip.experiments.analysis.summary import Summary
 from carryclip.experiments.analysis.worth import FULL, GATED, PLAIN, Block, Row, blocks, stills
 
+ASKED = (BIAS, BETTER, GATE_BETTER, THAN_NONE, KEEPS_UP)
 POLICIES = ("no clipping", FULL, GATED, "U-Clip, Capped(10)")
 """The columns of the table of all trials."""
+PEERS = ("clip, batch × 4", *naming.PEERS.values(), "ZClip + U-Clip")
+"""The columns of a second one, of others' remedies."""
 KINDS: dict[Kind, str] = {"signal": "signal", "ordinary": "ordinary", "corruption": "corruption"}
 """What large gradients are, in the order of that table."""
+_FIRST = ("large gradients are", "trial", "clipping")
 MARKS = {"yes": "▲", "it hurts": "▼", "no difference": "=", "inconclusive": "·"}
 """Better than plain clipping, worse, the same, not known."""
 
@@ -66,40 +71,51 @@ def _metric(summary: Summary, row: Row) -> str:
     return told + (f", {lost} came to nothing" if lost else "")
 
 
-def lines(summary: Summary) -> list[list[str]]:
-    """A trial's part of the table of all: how much better than plain clipping, a line for each region."""
+def parts(summary: Summary) -> dict[str, list[list[str]]]:
+    """A trial's part of each table of all trials, a line for each region."""
     if summary.subject is None or summary.subject.kind == "frozen":
-        return []
-    return [_line(summary, block) for block in blocks(summary)]
+        return {}
+    found = blocks(summary)
+    return {
+        "policies": [_line(summary, block, POLICIES) for block in found],
+        "peers": [line for block in found if any((line := _line(summary, block, PEERS))[5:])],
+        "answers": _verdicts(summary),
+    }
 
 
-def overview(parts: Iterable[list[list[str]]]) -> list[list[str]]:
-    """All trials in one table: signal first, corruption last."""
+def together(name: str, given: Iterable[dict[str, list[list[str]]]]) -> list[list[str]]:
+    """One of these tables with all trials in it: signal first, corruption last."""
     order = list(KINDS.values())
-    return sorted((line for part in parts for line in part), key=lambda line: order.index(line[0]))
+    return sorted((line for part in given for line in part.get(name, [])), key=lambda line: order.index(line[0]))
 
 
-def overview_heads() -> list[str]:
-    """Names of its columns."""
-    return [
-        "large gradients are",
-        "trial",
-        "clipping",
-        "judged by",
-        PLAIN,
-        *POLICIES,
-        "does the carry remove the bias?",
-    ]
+HEADS: dict[str, list[str]] = {
+    "policies": [*_FIRST, "judged by", PLAIN, *POLICIES],
+    "peers": [*_FIRST, "judged by", PLAIN, *PEERS],
+    "answers": [*_FIRST, *ASKED],
+}
+"""Names of their columns."""
 
 
-def _line(summary: Summary, block: Block) -> list[str]:
+def _line(summary: Summary, block: Block, names: Sequence[str]) -> list[str]:
     subject = summary.subject
     assert subject is not None
-    plain, full = block.find(PLAIN), block.find(FULL)
+    plain = block.find(PLAIN)
     cells = []
-    for name in POLICIES:
+    for name in names:
         gain = block.over(name)
         cells.append("" if gain is None else f"{MARKS.get(helps(gain, subject.little), '·')} {gain}")
-    bias = removes(plain.bias, full.bias) if subject.bias and plain and full else ""
     seen = _metric(summary, plain) if plain else ""
-    return [KINDS[subject.kind], subject.title, block.label, subject.words, seen, *cells, bias]
+    return [KINDS[subject.kind], subject.title, block.label, subject.words, seen, *cells]
+
+
+def _verdicts(summary: Summary) -> list[list[str]]:
+    found: dict[str, dict[str, str]] = {}
+    for answer in answers(summary):
+        found.setdefault(answer.region, {})[answer.question] = answer.verdict or ""
+    subject = summary.subject
+    return [
+        [KINDS[subject.kind], subject.title, region, *(said.get(question, "") for question in ASKED)]
+        for region, said in found.items()
+        if subject is not None
+    ]

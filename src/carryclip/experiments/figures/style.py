@@ -23,6 +23,7 @@ _METHODS: dict[str, Look] = {
     "clip": {"color": "#d55e00", "linestyle": (0, (5, 2)), "marker": "s"},
     "U-Clip": {"color": "#0072b2", "linestyle": "-", "marker": "^"},
     "U-Clip, Gated": {"color": "#009e73", "linestyle": (0, (5, 1.5, 1, 1.5)), "marker": "D"},
+    "U-Clip, Capped(10)": {"color": "#882255", "linestyle": (0, (2, 1.5)), "marker": "v"},
 }
 _COMPONENT: dict[str, Look] = {
     "clip": {"color": "#f0a36b", "linestyle": (0, (1, 1.2)), "marker": "x"},
@@ -35,6 +36,8 @@ _OTHERS: Sequence[Look] = (
     {"color": "#6a3d9a", "linestyle": (0, (8, 2)), "marker": "h"},
     {"color": "#8c564b", "linestyle": (0, (2, 1)), "marker": "<"},
     {"color": "#17becf", "linestyle": (0, (4, 1, 2, 1)), "marker": ">"},
+    {"color": "#7f7f00", "linestyle": (0, (6, 1)), "marker": "X"},
+    {"color": "#e377c2", "linestyle": (0, (1, 2)), "marker": "d"},
 )
 
 

@@ -93,7 +93,8 @@ def _limit(panel: Any, block: Block, subject: Subject) -> None:
     best = [subject.shown(score) for row in block.rows for score in row.scores.values() if math.isfinite(score)]
     if best:
         room = 0.35 * (max(best) - min(best)) or 0.1 * abs(best[0]) or 0.1
-        panel.set_ylim(min(best) - room, max(best) + room)
+        low = min(best) - room
+        panel.set_ylim(low if min(best) < 0.0 else max(low, 0.0), max(best) + room)
 
 
 def _effects(panel: Any, block: Block, subject: Subject, given: dict[str, Look]) -> None:
@@ -161,7 +162,7 @@ def course(summary: Summary) -> Drawn | None:
         for panel, title in zip(panels, (subject.words, "clipped share", "carry (radii)"), strict=True):
             panel.set_title(plain(title, 40))
         panels[2].set_yscale("symlog", linthresh=1.0)
-        panels[0].set_ylabel(plain(block.label))
+        panels[2].yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     made.label("steps", "")
     for block, panels in zip(found, made.panels, strict=True):
         panels[0].set_ylabel(plain(block.label))

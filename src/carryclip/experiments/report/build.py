@@ -80,10 +80,7 @@ def build(
             }
             for section in trials
         }
-        told["overview"] = {
-            "heads": tables.overview_heads(),
-            "table": tables.overview(section.lines for section in trials),
-        }
+        told["together"] = _together(trials)
     (folder / "claims.json").write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     page = folder / "report.html"
     page.write_text(render(shown, claims), encoding="utf-8")
@@ -119,8 +116,7 @@ def render(shown: Sequence[Section], claims: Sequence[tuple[Claim, Section]]) ->
         .render(
             sections=shown,
             claims=claims,
-            overview=tables.overview(section.lines for section in shown),
-            overview_heads=tables.overview_heads(),
+            together=_together(shown),
             verdicts=[verdict for verdict in VERDICTS if any(claim.verdict == verdict for claim, _ in claims)],
             done=sum(section.done for section in shown),
             planned=sum(section.planned for section in shown),
@@ -132,6 +128,12 @@ def render(shown: Sequence[Section], claims: Sequence[tuple[Claim, Section]]) ->
             data=_data({"runs": runs.table(shown), "figures": _numbers(pictures), "claims": _claims(claims)}),
         )
     )
+
+
+def _together(shown: Sequence[Section]) -> dict[str, dict[str, list[Any]]]:
+    """The tables of all trials that have a line."""
+    made = {name: tables.together(name, [section.lines for section in shown]) for name in tables.HEADS}
+    return {name: {"heads": tables.HEADS[name], "table": table} for name, table in made.items() if table}
 
 
 def _claims(claims: Sequence[tuple[Claim, Section]]) -> list[dict[str, Any]]:

@@ -74,8 +74,8 @@ class Section:
     answers: list[Answer] = field(default_factory=list)
     """What a trial says to those who ask whether to turn the carry on."""
     trial: bool = False
-    lines: list[list[str]] = field(default_factory=list)
-    """Its part of the table of all trials."""
+    lines: dict[str, list[list[str]]] = field(default_factory=dict)
+    """Its part of the tables of all trials, by their names."""
     claims: list[Claim] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
 
@@ -137,7 +137,7 @@ def _section(summary: Summary, anchor: str, folder: Path, formats: Sequence[str]
         table=table,
         answers=answers(summary),
         trial=summary.subject is not None,
-        lines=tables.lines(summary),
+        lines=tables.parts(summary),
         claims=judge(summary),
         records=records,
     )

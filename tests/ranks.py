@@ -33,11 +33,11 @@ class Ranks:
             self.pipes.append(here)
             self.processes.append(process)
 
-    def run(self, function, *args):
+    def run(self, function, *args, patience=PATIENCE):
         """``function(rank, *args)`` on every rank; the results by rank, or what went wrong."""
         for pipe in self.pipes:
             pipe.send((function, args))
-        answers, failed, end = {}, [], time.monotonic() + PATIENCE
+        answers, failed, end = {}, [], time.monotonic() + patience
         while len(answers) < self.size:
             waiting = [pipe for rank, pipe in enumerate(self.pipes) if rank not in answers]
             ready = wait(waiting, timeout=max(0.0, end - time.monotonic()))

@@ -23,13 +23,15 @@ def batches(rank, size=2):
         yield scale * torch.randn(4, 6, generator=generator), torch.randn(4, 1, generator=generator)
 
 
-def alone(region, carry=True, optimizer=torch.optim.SGD, **options):
-    """One process that adds up the ranks' gradients in their order."""
+def alone(region, carry=True, optimizer=torch.optim.SGD, without=(), **options):
+    """One process that adds up the ranks' gradients in their order, ``without`` some steps."""
     net = model()
     opt = optimizer(net.parameters(), lr=0.05)
     clipper = UClip(opt, region, carry, metrics_every=1, **options)
     told = []
-    for parts in zip(*(batches(rank) for rank in range(2)), strict=True):
+    for step, parts in enumerate(zip(*(batches(rank) for rank in range(2)), strict=True)):
+        if step in without:
+            continue
         opt.zero_grad()
         sums = [torch.zeros_like(p) for p in net.parameters()]
         for inputs, targets in parts:

@@ -13,8 +13,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
-from carryclip import Norm
-from carryclip.torch import UClip
+from carryclip import EWMA, Adaptive, Component, Gated, Norm, Welford
+from carryclip.torch import LocalUClip, UClip
 from spread import KINDS, STEPS, batches, check_same, full, model
 
 HALF = STEPS // 2
@@ -161,3 +161,58 @@ def from_old(rank, path, partly):
 def test_an_old_checkpoint_loads_in_part(ranks, tmp_path):
     assert ranks.run(from_old, str(tmp_path / "a"), False) == ["refused", "refused"]
     assert ranks.run(from_old, str(tmp_path / "b"), True) == ["loaded", "loaded"]
+
+
+# ---------------------------------------------------------------------- steps that are none of the training
+
+
+def shrinking(step):
+    return 0.3 / (1 + step)
+
+
+def asked(form, region, carry, often):
+    """Train, and ask for the state before each step: an optimizer without one steps with gradients of zero for it."""
+    net = model()
+    opt = torch.optim.SGD(net.parameters(), lr=0.05)
+    clipper = UClip(opt, region, carry) if form == "UClip" else LocalUClip(net, opt, region, carry)
+    for step in range(STEPS):
+        opt.zero_grad()
+        for _ in range(often):
+            get_state_dict(net, opt)
+        train(net, opt, [0], slice(step, step + 1))
+    ledger = clipper.ledger if form == "UClip" else clipper._stage.ledger
+    found = [x.detach().clone() for p in net.parameters() for x in (p, clipper.carry(p))]
+    return [*found, *(x for feed in ledger.feeds.values() for x in feed)], ledger.steps, dict(clipper.metrics())
+
+
+@pytest.mark.parametrize("form", ["UClip", "LocalUClip"])
+@pytest.mark.parametrize(
+    ("region", "carry"),
+    [
+        (Norm(shrinking), False),
+        (Norm(shrinking), Gated()),
+        (Component(shrinking), Gated()),
+        (Adaptive(1, 2, Welford()), True),
+        (Adaptive(1, 2, EWMA(0.9)), False),
+    ],
+    ids=["plain", "norm", "component", "Welford", "EWMA"],
+)
+def test_asking_for_a_state_is_no_step(form, region, carry):
+    often, never = asked(form, region, carry, 2), asked(form, region, carry, 0)
+    check_same(often[0], never[0], exact=True)
+    assert often[1:] == never[1:]
+    assert often[1] == STEPS
+
+
+@pytest.mark.parametrize("observe", [False, True])
+def test_a_state_that_is_asked_for_has_the_carry_and_no_samples(observe):
+    net = model()
+    opt = torch.optim.AdamW(net.parameters(), lr=0.05)
+    clipper = UClip(opt, Adaptive(1, 2, Welford()), Gated(), observe=observe)
+    get_state_dict(net, opt)
+    assert clipper.ledger.steps == 0
+    assert clipper.metrics().step == -1
+    for p in net.parameters():
+        ours = {name: entry for name, entry in opt.state[p].items() if name.startswith("uclip_")}
+        assert set(ours) == (set() if observe else {f"uclip_{n}" for n in ("carry", "mean", "second", "feed", "count")})
+        assert not any(entry.any() for entry in ours.values())

@@ -18,14 +18,32 @@ CONFIG = {
 }
 
 
-def start(rank, stage, region, carry, groups, **changes):
-    """A model under DeepSpeed, and its clipper."""
-    import logging
+def settle_in(rank):
     import warnings
 
     warnings.simplefilter("ignore")
     place = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "DS_ACCELERATOR": "cpu"}
     os.environ.update({name: str(value) for name, value in place.items()})
+
+
+def build(rank):
+    """What DeepSpeed compiles where it has not been used before, which takes minutes on a slow machine."""
+    settle_in(rank)
+    from deepspeed.comm.torch import build_shm_op
+
+    return build_shm_op() is not None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built(ranks):
+    ranks.run(build, patience=900.0)
+
+
+def start(rank, stage, region, carry, groups, **changes):
+    """A model under DeepSpeed, and its clipper."""
+    import logging
+
+    settle_in(rank)
     import deepspeed
 
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
@@ -91,6 +109,20 @@ def test_a_norm_that_cannot_be_measured_is_refused(ranks, stage):
         assert "stepped once for each group" in said
     for said in ranks.run(run, stage, Norm(0.3, over="tensor"), True, 1):
         assert "each tensor is cut up" in said
+
+
+def halved(rank, region, carry):
+    """In bfloat16 stage 0 DeepSpeed takes a step while it is being set up."""
+    _, engine, clipper = start(rank, 0, region, carry, 1, bf16={"enabled": True})
+    states = clipper.optimizers[0].state
+    before = clipper.ledger.steps, {int(state["uclip_count"]) for state in states.values()}
+    train(engine, [(inputs.bfloat16(), targets.bfloat16()) for inputs, targets in batches(rank)])
+    return before, (clipper.ledger.steps, {int(state["uclip_count"]) for state in states.values()})
+
+
+@pytest.mark.parametrize("kind", ["component gated", "adaptive"])
+def test_being_set_up_is_no_step(ranks, kind):
+    assert ranks.run(halved, *KINDS[kind]) == [((0, {0}), (STEPS, {STEPS}))] * 2
 
 
 def clipping_too(rank, stage):

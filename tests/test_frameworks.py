@@ -1,11 +1,14 @@
 """Trainers that own the loop: one or two lines, their own checkpoints, and a warning where they clip as well."""
 
+import csv
+import os
 import warnings
+import weakref
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from carryclip import Component, Gated, Norm
 from carryclip.diagnosis import CarryClipWarning
@@ -48,6 +51,29 @@ def by_hand(region, carry, lr=0.05):
     return [p.detach() for p in module.parameters()]
 
 
+def check_reported(caught, remedy):
+    """One warning that names the remedy, or none."""
+    said = [str(each.message) for each in caught if each.category is CarryClipWarning]
+    assert len(said) == (remedy is not None)
+    assert all("clips" in each and remedy in each for each in said)
+
+
+def test_looking_at_the_callers_keeps_nothing_of_theirs():
+    """A frame that was looked into would hold the first batch until the training is over."""
+    from carryclip.torch._callers import owners
+
+    source = """
+def fit(self, owners, weakref):
+    batch = set()
+    found, seen = list(owners()), weakref.ref(batch)
+    del batch
+    return found, seen()
+"""
+    names = {"__name__": "lightning.made_up"}
+    exec(source, names)
+    assert names["fit"]("trainer", owners, weakref) == (["trainer"], None)
+
+
 # ---------------------------------------------------------------------- loggers
 
 
@@ -87,7 +113,10 @@ def test_tensorboard_gets_the_curves(tmp_path):
 # ---------------------------------------------------------------------- Lightning
 
 
-def lightning_fit(folder, callback, epochs=2, checkpoint=None, clip=None, precision="32-true", logger=False):
+def lightning_fit(
+    folder, callback, epochs=2, checkpoint=None, clip=None, precision="32-true", logger=False, region=None, devices=1
+):
+    """With a callback, or with a clipper that the module itself attaches."""
     import lightning
 
     class Module(lightning.LightningModule):
@@ -99,13 +128,17 @@ def lightning_fit(folder, callback, epochs=2, checkpoint=None, clip=None, precis
             return (self.net(batch[0]) - batch[1]).square().mean()
 
         def configure_optimizers(self):
-            return torch.optim.AdamW(self.parameters(), lr=0.05)
+            optimizer = torch.optim.AdamW(self.parameters(), lr=0.05)
+            if region is not None:
+                UClip(optimizer, region)
+            return optimizer
 
     trainer = lightning.Trainer(
         max_epochs=epochs,
         accelerator="cpu",
-        devices=1,
-        callbacks=[callback],
+        devices=devices,
+        strategy="auto" if devices == 1 else "ddp",
+        callbacks=[callback] if callback is not None else [],
         default_root_dir=folder,
         logger=logger,
         enable_progress_bar=False,
@@ -114,8 +147,9 @@ def lightning_fit(folder, callback, epochs=2, checkpoint=None, clip=None, precis
         gradient_clip_val=clip,
         precision=precision,
     )
-    module = Module()
-    trainer.fit(module, DataLoader(Numbers(), batch_size=4), ckpt_path=checkpoint)
+    module, data = Module(), Numbers()
+    sampler = DistributedSampler(data, shuffle=False) if devices > 1 else None  # Lightning's own would shuffle
+    trainer.fit(module, DataLoader(data, batch_size=4, sampler=sampler), ckpt_path=checkpoint)
     return trainer, [p.detach() for p in module.parameters()]
 
 
@@ -140,12 +174,17 @@ def test_lightning_resumes_bit_equal(tmp_path, region):
     assert callback.clippers[0].ledger.steps == 2 * STEPS
 
 
-def test_lightning_that_clips_too_is_reported(tmp_path):
+@pytest.mark.parametrize("form", ["callback", "own"])
+@pytest.mark.parametrize("clip", [1.0, None])
+def test_lightning_that_clips_too_is_reported_once(tmp_path, form, clip):
     from carryclip.integrations.lightning import UClipCallback
 
-    with pytest.warns(CarryClipWarning, match=r"Trainer\(gradient_clip_val=None\)") as caught:
-        lightning_fit(tmp_path, UClipCallback(Norm(0.3)), epochs=1, clip=1.0)
-    assert len([each for each in caught if each.category is CarryClipWarning]) == 1
+    callback = UClipCallback(Norm(0.3)) if form == "callback" else None
+    own = None if form == "callback" else Norm(0.3)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        lightning_fit(tmp_path, callback, epochs=1, clip=clip, region=own)
+    check_reported(caught, "Trainer(gradient_clip_val=None)" if clip else None)
 
 
 def test_lightning_logs_through_its_own_logger(tmp_path):
@@ -156,8 +195,26 @@ def test_lightning_logs_through_its_own_logger(tmp_path):
     logger = CSVLogger(tmp_path)
     lightning_fit(tmp_path, UClipCallback(Norm(0.3), Gated(), metrics_every=1), logger=logger)
     logger.save()
-    header = (tmp_path / "lightning_logs" / "version_0" / "metrics.csv").read_text().splitlines()[0]
-    assert "uclip/carry/norm" in header
+    assert len(logged(tmp_path, "uclip/carry/norm")) == 2 * STEPS // 5
+
+
+def logged(folder, name):
+    """What Lightning has written under a name."""
+    with (folder / "lightning_logs" / "version_0" / "metrics.csv").open() as file:
+        return [row[name] for row in csv.DictReader(file) if row[name]]
+
+
+def test_lightning_logs_a_measurement_once(tmp_path):
+    from lightning.pytorch.loggers import CSVLogger
+
+    from carryclip.integrations.lightning import UClipCallback
+
+    logger = CSVLogger(tmp_path)
+    # Measured at steps 0 and 11 of 24, and logged every 5 steps.
+    lightning_fit(tmp_path, UClipCallback(Norm(0.3), metrics_every=11), logger=logger)
+    logger.save()
+    assert len(logged(tmp_path, "uclip/before_clip/gradient_norm")) == 2
+    assert len(logged(tmp_path, "uclip/clip/skipped_steps")) == 4
 
 
 # ---------------------------------------------------------------------- Hugging Face
@@ -224,8 +281,8 @@ def test_the_hf_trainer_clips_and_resumes_bit_equal(tmp_path, region, form):
     def make():
         if form == "attach":
             trainer = hf_trainer(tmp_path)
-            return trainer, attach(trainer, region, Gated())
-        callback = UClipCallback(region, Gated())
+            return trainer, attach(trainer, region, Gated(), metrics_every=1)
+        callback = UClipCallback(region, Gated(), metrics_every=1)
         return hf_trainer(tmp_path, callbacks=[callback]), callback
 
     whole, callback = make()
@@ -242,6 +299,17 @@ def test_the_hf_trainer_clips_and_resumes_bit_equal(tmp_path, region, form):
     assert any(not torch.equal(p, q) for p, q in zip(weights(bare), weights(whole), strict=True))
 
 
+def test_the_hf_trainer_logs_a_measurement_once(tmp_path):
+    from carryclip.integrations.transformers import attach
+
+    trainer = hf_trainer(tmp_path)
+    attach(trainer, Norm(0.3), metrics_every=5)  # at steps 0, 5 and 10 of 12, logged after 3, 6, 9 and 12
+    trainer.train()
+    lines = [line for line in trainer.state.log_history if "loss" in line]
+    assert ["uclip/before_clip/gradient_norm" in line for line in lines] == [True, True, False, True]
+    assert all("uclip/clip/skipped_steps" in line for line in lines)
+
+
 def test_a_model_in_bfloat16_resumes_bit_equal_if_attached(tmp_path):
     from carryclip.integrations.transformers import attach
 
@@ -255,17 +323,22 @@ def test_a_model_in_bfloat16_resumes_bit_equal_if_attached(tmp_path):
     assert runs[0][-1].dtype == torch.float32
 
 
-def test_the_hf_trainers_default_clipping_is_reported_once(tmp_path):
-    from carryclip.integrations.transformers import attach
+@pytest.mark.parametrize("form", ["attach", "callback", "own"])
+@pytest.mark.parametrize("limit", [1.0, 0.0])
+def test_the_hf_trainers_default_clipping_is_reported_once(tmp_path, form, limit):
+    from carryclip.integrations.transformers import UClipCallback, attach
 
-    trainer = hf_trainer(tmp_path, max_grad_norm=1.0)
-    attach(trainer, Norm(0.3))
+    callbacks = [UClipCallback(Norm(0.3))] if form == "callback" else None
+    trainer = hf_trainer(tmp_path, max_grad_norm=limit, callbacks=callbacks)
+    if form == "attach":
+        attach(trainer, Norm(0.3))
+    elif form == "own":
+        trainer.optimizer = torch.optim.AdamW(trainer.model.parameters(), lr=0.05)
+        UClip(trainer.optimizer, Norm(0.3))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer.train()
-    said = [str(each.message) for each in caught if each.category is CarryClipWarning]
-    assert len(said) == 1
-    assert "TrainingArguments(max_grad_norm=0.0)" in said[0]
+    check_reported(caught, "TrainingArguments(max_grad_norm=0.0)" if limit else None)
 
 
 def test_the_hf_trainer_reports_to_tensorboard(tmp_path):
@@ -314,3 +387,125 @@ def test_accelerate_saves_and_resumes_the_carry(tmp_path, when):
     rest = train(range(STEPS // 2, STEPS), load=str(tmp_path / "half"))
     assert (half[1], rest[1], whole[1]) == (STEPS // 4, STEPS // 2, STEPS // 2)
     torch.testing.assert_close(rest[0], whole[0], rtol=0, atol=0)
+
+
+def test_accelerate_in_bfloat16_does_what_autocast_does():
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(True)
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    module, wanted = net(), net()
+    optimizer, plain = (torch.optim.AdamW(each.parameters(), lr=0.05) for each in (module, wanted))
+    for each in (optimizer, plain):
+        UClip(each, Norm(0.3), Gated())
+    module, optimizer = accelerator.prepare(module, optimizer)
+    for inputs, targets in DataLoader(Numbers(), batch_size=4):
+        optimizer.zero_grad()
+        accelerator.backward((module(inputs) - targets).square().mean())
+        optimizer.step()
+        plain.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            scores = wanted(inputs)
+        (scores.float() - targets).square().mean().backward()
+        plain.step()
+    for p, q in zip(module.parameters(), wanted.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=0)
+
+
+# ---------------------------------------------------------------------- two processes
+
+
+def settle_in(rank):
+    """What torchrun tells each process."""
+    warnings.simplefilter("ignore")
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29511}
+    os.environ.update({name: str(value) for name, value in place.items()})
+
+
+def lightning_on_two(rank, folder):
+    from carryclip.integrations.lightning import UClipCallback
+
+    def fit(epochs, checkpoint=None):
+        callback = UClipCallback(Norm(0.3), Gated())
+        trainer, params = lightning_fit(folder, callback, epochs, checkpoint, devices=2)
+        (clipper,) = callback.clippers
+        runs.append([x.clone() for x in (*params, *map(clipper.carry, range(4)))])
+        return trainer.checkpoint_callback.best_model_path, clipper.ledger.steps
+
+    settle_in(rank)
+    runs = []
+    path, _ = fit(1)
+    fit(2, path)
+    _, steps = fit(2)
+    return runs, steps
+
+
+def test_lightning_clips_and_resumes_on_two(ranks, tmp_path):
+    results = ranks.run(lightning_on_two, str(tmp_path))
+    for (once, resumed, whole), steps in results:
+        torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
+        torch.testing.assert_close(whole, results[0][0][2], rtol=0, atol=0)
+        torch.testing.assert_close(once[:4], by_two_hands(Norm(0.3), Gated()), rtol=0, atol=0)
+        assert steps == STEPS
+
+
+def by_two_hands(region, carry):
+    """One process that averages what two get of the data: every other example."""
+    module = net()
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.05)
+    UClip(optimizer, region, carry)
+    for inputs, targets in DataLoader(Numbers(), batch_size=8):
+        losses = [(module(inputs[k::2].contiguous()) - targets[k::2]).square().mean() for k in range(2)]
+        parts = [torch.autograd.grad(loss, list(module.parameters())) for loss in losses]
+        for p, one, other in zip(module.parameters(), *parts, strict=True):
+            p.grad = (one + other) / 2
+        optimizer.step()
+    return [p.detach() for p in module.parameters()]
+
+
+def hf_on_two(rank, folder):
+    from carryclip.integrations.transformers import attach
+
+    settle_in(rank)
+    runs = []
+    for checkpoint in (None, f"{folder}/checkpoint-{STEPS // 2}"):
+        trainer = hf_trainer(folder)
+        callback = attach(trainer, Norm(0.3), Gated())
+        trainer.train(resume_from_checkpoint=checkpoint)
+        carries = [callback.clipper.carry(p) for p in trainer.model.net.parameters()]
+        runs.append([x.clone() for x in (*weights(trainer), *carries)])
+    return runs, trainer.args.world_size
+
+
+def test_the_hf_trainer_clips_and_resumes_on_two(ranks, tmp_path):
+    results = ranks.run(hf_on_two, str(tmp_path))
+    for (whole, resumed), size in results:
+        assert size == 2
+        torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
+        torch.testing.assert_close(whole, results[0][0][0], rtol=0, atol=0)
+        assert any(carry.any() for carry in whole[4:])
+
+
+def accelerate_on_two(rank):
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    settle_in(rank)
+    AcceleratorState._reset_state(True)
+    accelerator = Accelerator(cpu=True)
+    module = net()
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.05)
+    UClip(optimizer, Norm(0.3), Gated())
+    module, optimizer = accelerator.prepare(module, optimizer)
+    for inputs, targets in DataLoader(Numbers(), batch_size=8):
+        optimizer.zero_grad()
+        accelerator.backward((module(inputs[rank::2].contiguous()) - targets[rank::2]).square().mean())
+        optimizer.step()
+    return [p.detach().clone() for p in module.parameters()], accelerator.num_processes
+
+
+def test_accelerate_clips_on_two(ranks):
+    for params, size in ranks.run(accelerate_on_two):
+        assert size == 2
+        torch.testing.assert_close(params, by_two_hands(Norm(0.3), Gated()), rtol=0, atol=0)

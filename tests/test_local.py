@@ -110,7 +110,7 @@ def conserved(rank, region, cap, pieces, overflow):
 
 
 @pytest.mark.parametrize("region", [Component(0.05), Norm(0.3)], ids=repr)
-@pytest.mark.parametrize(("pieces", "overflow"), [(1, False), (3, False), (1, True)])
+@pytest.mark.parametrize(("pieces", "overflow"), [(1, False), (3, False), (1, True), (3, True)])
 def test_what_is_cut_is_in_the_carries(ranks, region, pieces, overflow):
     results = ranks.run(conserved, region, SMALL, pieces, overflow)
     size = sum(x.norm() ** 2 for x in results[0][0]) ** 0.5
@@ -199,6 +199,104 @@ def test_a_second_pass_without_no_sync_is_refused(ranks):
 def raised_twice(rank):
     said = twice(rank, None)
     assert said == "fine", said
+
+
+def by_kind(net):
+    """Weights and biases in groups of their own, the biases in another order than the backward pass takes."""
+    params = list(net.parameters())
+    weights, biases = [p for p in params if p.dim() > 1], [p for p in params[::-1] if p.dim() == 1]
+    return torch.optim.SGD([{"params": weights}, {"params": biases, "weight_decay": 0.0}], lr=0.01)
+
+
+def dropped(rank, region, none, pieces):
+    """A step that overflows and one whose batch the loop drops; what is carried, and what no such step would leave."""
+    found = []
+    for spoil in (True, False):
+        net = wrap()
+        opt = by_kind(net)
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=10_000)
+        clipper = LocalUClip(net, opt, region, scaler=scaler)
+        for step in range(6):
+            if step in (2, 4) and not spoil:
+                continue
+            opt.zero_grad(set_to_none=none)
+            for piece in range(pieces):
+                bad = step == 2 and rank == 1 and piece == 0
+                with net.no_sync() if piece < pieces - 1 else contextlib.nullcontext():
+                    loss = loss_of(net, batch(rank, 10 * step + piece))
+                    scaler.scale(loss * (torch.inf if bad else 1.0)).backward()
+            if step != 4:
+                scaler.step(opt)
+                scaler.update()
+        found.append([x.detach().clone() for p in net.parameters() for x in (p, clipper.carry(p))])
+    return found
+
+
+@pytest.mark.parametrize("region", [Component(0.05), Norm(0.3)], ids=repr)
+@pytest.mark.parametrize("none", [True, False])
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_a_step_that_is_not_taken_leaves_no_trace(ranks, region, none, pieces):
+    for found, wanted in ranks.run(dropped, region, none, pieces):
+        check_same(found, wanted, exact=True)  # the scale is a power of two, so that it changes no digit
+
+
+def twice_grouped(rank, between):
+    """As ``twice``; ``between`` asks for gradients that are not added to anything."""
+    net = wrap(SMALL)
+    opt = by_kind(net)
+    LocalUClip(net, opt, Component(0.05))
+    for step in range(3):
+        opt.zero_grad()
+        loss_of(net, batch(rank, step)).backward()
+        if between:
+            gradients_of(net.module, batch(rank, step))
+        opt.step()
+    try:
+        loss_of(net, batch(rank, 3)).backward()
+        loss_of(net, batch(rank, 4)).backward()
+    except RuntimeError as error:
+        return "no_sync" in str(error)
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_a_second_pass_is_noticed_in_any_order_of_the_parameters(ranks, between):
+    with pytest.raises(AssertionError, match="noticed"):
+        ranks.run(noticed, between)
+
+
+def noticed(rank, between):
+    assert not twice_grouped(rank, between), "noticed"
+
+
+class Recomputing(nn.Module):
+    """The model, whose middle is computed once more in the backward pass."""
+
+    def __init__(self, reentrant):
+        super().__init__()
+        self.net, self.reentrant = model(), reentrant
+
+    def forward(self, inputs):
+        from torch.utils.checkpoint import checkpoint
+
+        inner = checkpoint(self.net[1:4], self.net[0](inputs), use_reentrant=self.reentrant)
+        return self.net[4](inner)
+
+
+def recomputed(rank, reentrant):
+    net = DistributedDataParallel(Recomputing(reentrant), bucket_cap_mb=SMALL)
+    opt = by_kind(net)
+    clipper = LocalUClip(net, opt, Component(0.05))
+    for step in range(4):
+        opt.zero_grad()
+        loss_of(net, batch(rank, step)).backward()
+        if step != 1:
+            opt.step()
+    return [x.detach().clone() for p in net.parameters() for x in (p, clipper.carry(p))]
+
+
+def test_passes_inside_of_a_pass_that_is_sent_belong_to_it(ranks):
+    for found, wanted in zip(ranks.run(recomputed, True), ranks.run(recomputed, False), strict=True):
+        check_same(found, wanted, exact=True)
 
 
 # ---------------------------------------------------------------------- checkpoints
@@ -313,6 +411,34 @@ def test_an_overflow_in_one_micro_batch_leaves_the_carry():
         assert same == (step == 5)
     assert scaler.get_scale() == 128.0
     assert all(p.isfinite().all() for p in net.parameters())
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("told", ["of none", "of another"])
+def test_a_scaler_that_it_was_not_told_of_is_refused(fused, unscale, told):
+    net = model()
+    opt = torch.optim.SGD(net.parameters(), lr=0.02, fused=fused)
+    scaler, other = (torch.amp.GradScaler("cpu", init_scale=256.0) for _ in range(2))
+    LocalUClip(net, opt, Norm(0.3), scaler=None if told == "of none" else other)
+    before = [p.detach().clone() for p in net.parameters()]
+    other.scale(torch.ones(()))
+    scaler.scale(loss_of(net, batch(0, 0))).backward()
+    if unscale:
+        scaler.unscale_(opt)
+    with pytest.raises(RuntimeError, match="scaler=scaler"):
+        scaler.step(opt)
+    check_same([p.detach() for p in net.parameters()], before, exact=True)
+
+
+def test_a_scaler_that_is_switched_off_needs_no_word():
+    net = model()
+    opt = torch.optim.SGD(net.parameters(), lr=0.02)
+    clipper = LocalUClip(net, opt, Norm(0.3))
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    scaler.scale(loss_of(net, batch(0, 0))).backward()
+    scaler.step(opt)
+    assert clipper.metrics().step == 0
 
 
 def test_a_pass_that_fails_leaves_the_gradients_of_those_before():

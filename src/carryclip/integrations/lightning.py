@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from carryclip.diagnosis import warn_user
-from carryclip.integrations.loggers import scalars
+from carryclip.integrations.loggers import News
 from carryclip.torch import UClip
 
 try:
@@ -35,25 +34,26 @@ class UClipCallback(Callback):  # type: ignore[misc]
         self.options = options
         self.clippers: list[UClip] = []
         """One for each optimizer, or one for all; there from the start of ``fit`` on."""
+        self._news: list[News] = []
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach: the optimizers exist, and a checkpoint has not been loaded into them yet."""
-        if trainer.gradient_clip_val:
-            warn_user(
-                f"Trainer(gradient_clip_val={trainer.gradient_clip_val}) clips before U-Clip does, and throws away "
-                "what the carry should keep: set Trainer(gradient_clip_val=None)."
-            )
         for clipper in self.clippers:  # of an earlier fit
             clipper.remove()
         optimizers: list[Any] = list(trainer.optimizers)
         targets: list[Any] = [optimizers] if self.together else optimizers
         self.clippers = [UClip(target, self.region, self.carry, **self.options) for target in targets]
+        prefixes = ["uclip"] if len(targets) == 1 else [f"uclip/{number}" for number in range(len(targets))]
+        self._news = list(map(News, self.clippers, prefixes))
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any) -> None:
         """Log what was measured since the last time."""
         every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if not self.log or trainer.global_step == 0 or trainer.global_step % every:
             return
-        for number, clipper in enumerate(self.clippers):
-            prefix = "uclip" if len(self.clippers) == 1 else f"uclip/{number}"
-            pl_module.log_dict(scalars(clipper.metrics(), prefix), on_step=True, on_epoch=False)
+        for news in self._news:
+            found = news.scalars()
+            pl_module.log_dict(found, on_step=True, on_epoch=False, logger=False)  # for other callbacks
+            for logger in trainer.loggers:
+                # By way of the module the trainer would repeat the last figures at every later step that it logs.
+                logger.log_metrics(found, step=trainer.fit_loop.epoch_loop._batches_that_stepped)

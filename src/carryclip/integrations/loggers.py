@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from carryclip.diagnosis import RUNNING
+
 NAMES = {
     "grad_norm": "before_clip/gradient_norm",
     "sum_norm": "before_clip/gradient_plus_carry_norm",
@@ -27,6 +29,21 @@ def scalars(metrics: Mapping[str, float], prefix: str = "uclip") -> dict[str, fl
     """
     found = {f"{prefix}/{NAMES[name]}": float(value) for name, value in metrics.items()}
     return {name: value for name, value in found.items() if not math.isnan(value)}
+
+
+class News:
+    """What a clipper has to tell since the last time: a measurement is told once, running totals always."""
+
+    def __init__(self, clipper: Any, prefix: str = "uclip") -> None:
+        self._clipper = clipper
+        self._prefix = prefix
+        self._told = -1
+
+    def scalars(self) -> dict[str, float]:
+        """As the function; a figure that is logged again and again would look like a measurement of each step."""
+        metrics = self._clipper.metrics()
+        known, self._told = metrics.step == self._told, metrics.step
+        return scalars({name: metrics[name] for name in RUNNING} if known else metrics, self._prefix)
 
 
 def log_to(writer: Any, clipper: Any, step: int, prefix: str = "uclip") -> None:

@@ -4,8 +4,7 @@ from typing import Any
 
 from transformers import Trainer, TrainerCallback
 
-from carryclip.diagnosis import warn_user
-from carryclip.integrations.loggers import scalars
+from carryclip.integrations.loggers import News
 from carryclip.torch import UClip
 
 
@@ -30,6 +29,7 @@ class UClipCallback(TrainerCallback):
         self.options = options
         self.clipper: UClip | None = None
         """There once training has begun."""
+        self._news: News | None = None
 
     def clip(self, optimizer: Any) -> None:
         """Attach to an optimizer, unless that has been done."""
@@ -39,21 +39,17 @@ class UClipCallback(TrainerCallback):
         if self.clipper is not None:
             self.clipper.remove()
         self.clipper = UClip(inner, self.region, self.carry, **self.options)
+        self._news = News(self.clipper)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Attach, and look whether the trainer clips as well."""
-        if args.max_grad_norm:
-            warn_user(
-                f"The trainer clips to max_grad_norm={args.max_grad_norm:g} before U-Clip does, and throws away what "
-                "the carry should keep: set TrainingArguments(max_grad_norm=0.0)."
-            )
+        """Attach, if the trainer has not been told before it made its optimizer."""
         self.clip(kwargs["optimizer"])
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Add the metrics to logs of training steps, and to the trainer's memory of them."""
-        if not self.log or self.clipper is None or logs is None or "loss" not in logs:
+        if not self.log or self._news is None or logs is None or "loss" not in logs:
             return
-        found = scalars(self.clipper.metrics())
+        found = self._news.scalars()
         logs.update(found)
         if state.log_history:
             state.log_history[-1].update(found)

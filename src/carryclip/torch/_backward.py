@@ -58,16 +58,20 @@ class Buckets:
         self.average = average
         self._held: list[tuple[dist.GradBucket, Any]] = []
         self._pass = -1
+        self._sending = False
+        """Some buckets of this pass have come, and some have not."""
+        self._adds = False
+        """This pass is added to gradients that are averaged already."""
         self._removed = False
-        # The backward pass comes to it before a bucket is full.
-        early = [leaf.param for leaf in leaves if leaf.param.requires_grad][-1]
-        self._handle = early.register_hook(self._refuse_second_pass)
+        # Nobody knows which parameter the backward pass comes to first.
+        self._handles = [leaf.param.register_hook(self._on_arrival) for leaf in leaves if leaf.param.requires_grad]
         model.register_comm_hook(None, self._on_bucket)
 
     def remove(self) -> None:
         """Only average from now on; DDP cannot let go of a hook."""
         self._removed = True
-        self._handle.remove()
+        for handle in self._handles:
+            handle.remove()
 
     def _on_bucket(self, state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         if self._removed:
@@ -80,9 +84,11 @@ class Buckets:
                     "LocalUClip does not work inside model.join(): a rank that has run out of data would go on paying "
                     "its carry. Give every rank the same number of batches."
                 )
+            if self._adds:
+                raise RuntimeError(_SECOND)
             self.stage.begin()
-            self._pass = _current_pass()
             self._held = []
+        self._sending = not bucket.is_last()
         if not self.clipper.needs_all:
             self._clip([bucket], last=bucket.is_last())
             return self.average(bucket)
@@ -107,17 +113,25 @@ class Buckets:
         # The average carries a bad gradient to all ranks, which then skip together.
         _clip_unscaled(self.clipper, gradients, [bucket.buffer() for bucket in buckets], last=last)
 
-    def _refuse_second_pass(self, gradient: Tensor) -> None:
-        """A pass that is added to averaged gradients of another cannot be clipped by itself."""
-        model = self.model()
-        new = model is not None and model.require_backward_grad_sync
-        new = new and self.stage.open and self._pass != _current_pass()
-        if new and any(each.grad is not None and bool(each.grad.any()) for each in self.numbers):
-            raise RuntimeError(
-                "LocalUClip: a second backward pass before optimizer.step() would be added to gradients that are "
-                "averaged already. Run all passes but the last of a step inside `with model.no_sync():`, and call "
-                "optimizer.zero_grad() after each step."
-            )
+    def _on_arrival(self, gradient: Tensor) -> None:
+        """A parameter's gradient is about to be added; the first of a pass tells what has become of the one before."""
+        now = _current_pass()
+        # Reentrant checkpointing runs passes inside of the one that is being sent, and goes back to an older one.
+        if now <= self._pass or self._sending:
+            return
+        self._pass = now
+        self._adds = self.stage.open and self._has_left()
+        if not self._adds:
+            self.stage.drop()
+
+    def _has_left(self) -> bool:
+        """Whether the last pass, which was averaged and not stepped with, is still in the gradients.
+
+        An ordinary loop does not ask, so that looking at values, which waits for the device, is rare: after an overflow
+        or a batch that was dropped, and only if ``zero_grad()`` has left tensors.
+        """
+        left = [param.grad for param in self.numbers if param.grad is not None]
+        return bool(left) and bool(torch.stack([gradient.any().to(left[0].device) for gradient in left]).any())
 
 
 class Passes:
@@ -198,6 +212,13 @@ class Passes:
 _NESTED = (
     "LocalUClip: one backward pass runs inside another, as reentrant checkpointing does, so neither can be clipped by "
     "itself. Use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)."
+)
+
+
+_SECOND = (
+    "LocalUClip: a second backward pass before optimizer.step() would be added to gradients that are averaged already. "
+    "Run all passes but the last of a step inside `with model.no_sync():`, and call optimizer.zero_grad() after each "
+    "step."
 )
 
 

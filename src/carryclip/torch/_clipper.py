@@ -14,6 +14,7 @@ from carryclip.diagnosis import warn_user
 from carryclip.torch import _layout, _targets
 from carryclip.torch._adopt import drop_unused, mend, take_over
 from carryclip.torch._advice import Advice, Observer, check_observable
+from carryclip.torch._callers import warn_of_clipping
 from carryclip.torch._compiled import CompileMode, check_mode
 from carryclip.torch._deepspeed import Partition, check_rules, stepping_engine
 from carryclip.torch._engine import Engine, Report
@@ -269,10 +270,17 @@ class UClip:
             self._watch.record(*report.measured)
         return report
 
+    def prepare(self) -> None:
+        """Make the buffers, so that a checkpoint can ask for them; the optimizer is only being set up."""
+        self.refresh()
+        if self._observer is None:
+            self._engine.prepare(self._layout)
+
     def _look_around(self) -> None:
-        """Find out, at the first step, whether DeepSpeed steps the optimizer; and then, whether this is a new step."""
+        """Find out, at the first step, who steps the optimizer; and, under DeepSpeed, whether this is a new step."""
         if not self._looked:
             self._looked = True
+            warn_of_clipping()
             self._partition = stepping_engine(self.optimizers[0]) if len(self.optimizers) == 1 else None
             if self._partition is not None:
                 self._process_group = self._partition.group

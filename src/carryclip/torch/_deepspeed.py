@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 from torch.optim import Optimizer
 
 from carryclip.algorithm import Rule
-from carryclip.diagnosis import warn_user
 from carryclip.regions import Norm
+from carryclip.torch._callers import owners
 
 
 class Partition(NamedTuple):
@@ -20,27 +20,14 @@ class Partition(NamedTuple):
 
 
 def stepping_engine(optimizer: Optimizer) -> Partition | None:
-    """The ZeRO optimizer that is just stepping this one, if one is; warns if DeepSpeed clips too.
-
-    It leaves no trace on the optimizer, so the callers are looked at; this is done once.
-    """
+    """The ZeRO optimizer that is just stepping this one, if one is."""
     if "deepspeed" not in sys.modules:
         return None
     zero: Any = None
-    clips: Any = None
-    frame = sys._getframe(1)
-    while frame is not None:
-        owner: Any = frame.f_locals.get("self")
-        if type(owner).__module__.startswith("deepspeed."):
-            if zero is None and hasattr(owner, "dp_process_group") and getattr(owner, "optimizer", None) is optimizer:
-                zero = owner
-            clips = owner.gradient_clipping() if callable(getattr(owner, "gradient_clipping", None)) else clips
-        frame = frame.f_back
-    if clips:
-        warn_user(
-            f"DeepSpeed's gradient_clipping={clips:g} clips before U-Clip does, and throws away what the carry should "
-            'keep: set "gradient_clipping": 0 in its configuration.'
-        )
+    for owner in owners():
+        ours = type(owner).__module__.startswith("deepspeed.") and getattr(owner, "optimizer", None) is optimizer
+        if zero is None and ours and hasattr(owner, "dp_process_group"):
+            zero = owner
     if zero is None:
         return None
     # Stages 1 and 2 step group by group, stage 3 by smaller parts still; others all at once.

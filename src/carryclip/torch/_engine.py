@@ -144,6 +144,13 @@ class Engine(Arranger):
             self.judge.exchange.news = told
         return Report(skip, self._heard(self.judge.exchange.heard(), device))
 
+    def prepare(self, layout: Layout) -> None:
+        """Make the buffers of all parameters that have a gradient."""
+        gradients = layout.gradients()
+        for leaf in layout.leaves:
+            if gradients[leaf.number] is not None:
+                self._open(layout, leaf, gradients, None)
+
     # ------------------------------------------------------------------ measuring
 
     def _measure(self, work: Work) -> list[Part]:

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from carryclip.diagnosis import warn_user
+from carryclip.torch._callers import makes_state
 from carryclip.torch._engine import Report
 from carryclip.torch._jobs import writable
 from carryclip.torch._layout import GROUP_KEY
@@ -22,6 +23,10 @@ class Clipper(Protocol):
 
     def run(self, found_inf: Tensor | None, grad_scale: Tensor | None) -> Report:
         """Clip now."""
+        ...
+
+    def prepare(self) -> None:
+        """Make what a step would make, and count nothing: this one is taken only to set the optimizer up."""
         ...
 
     def settle(self, optimizer: Optimizer) -> None:
@@ -53,6 +58,8 @@ class Hooks:
         self.clipper = clipper
         self.observe = observe
         self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
+        self._stepped: set[int] = set()
+        """Optimizers that have taken a step of the training."""
         self._ahead: dict[int, Marks] = {}
         self._skip: Tensor | None = None
         self._lent: dict[int, Tensor] = {}
@@ -113,6 +120,11 @@ class Hooks:
     def _clip(self, optimizer: Optimizer) -> None:
         self._take_back(optimizer)
         self._young_momentum.pop(id(optimizer), None)
+        # Later, state is made only for optimizers that have none, such as plain SGD.
+        if (not optimizer.state or id(optimizer) not in self._stepped) and makes_state():
+            self.clipper.prepare()
+            return
+        self._stepped.add(id(optimizer))
         if len(self._optimizers) > 1 and getattr(optimizer, "grad_scale", None) is not None:
             raise RuntimeError(
                 "Several optimizers under one U-Clip need unscaled gradients: call scaler.unscale_(optimizer) for each "

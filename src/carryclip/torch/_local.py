@@ -16,6 +16,7 @@ from carryclip.diagnosis import warn_user
 from carryclip.torch import _layout, _targets
 from carryclip.torch._adopt import take_over
 from carryclip.torch._backward import Average, Buckets, Passes
+from carryclip.torch._callers import calling_scaler, warn_of_clipping
 from carryclip.torch._clipper import check_every
 from carryclip.torch._engine import Engine, Measured, Report
 from carryclip.torch._hooks import Hooks
@@ -36,7 +37,7 @@ class LocalUClip:
         model: a ``DistributedDataParallel``; or a module on one device, of which each backward pass (each micro-batch)
             is clipped by itself before it is added to ``.grad``.
         optimizer: the optimizer that steps its parameters.
-        region: where each rank's, or each micro-batch's, update must lie.
+        region: where each rank's, or each micro-batch's, update must lie, after any division of the loss.
         carry: as for ``UClip``.
         nonfinite: as for ``UClip``; under ``"skip"`` one rank's bad gradient makes all of them skip.
         scaler: the ``GradScaler``, if losses are scaled: gradients are clipped at their true size.
@@ -93,6 +94,7 @@ class LocalUClip:
         self._measured: Measured | None = None
         self._blamed: Tensor | None = None
         """How often each parameter was not finite up to the last step, where an error has to say which are now."""
+        self._looked = False
         self._known = len(params_of(self.optimizer))
         """How many parameters the optimizer has."""
         self._watch = Watch(self._stage.ledger, self.summary(), carry, quiet=False)
@@ -254,6 +256,7 @@ class LocalUClip:
     @torch.no_grad()
     def run(self, found_inf: Tensor | None, grad_scale: Tensor | None) -> Report:
         """The optimizer is about to step on the averaged gradients: keep the carry, unless the step must not count."""
+        self._look_around()
         self._look_for_others()
         stage = self._stage
         gradients = [leaf.param.grad for leaf in self._layout.leaves if leaf.param.grad is not None]
@@ -290,6 +293,19 @@ class LocalUClip:
             self._measured = None
         return Report(skip, None)
 
+    def _look_around(self) -> None:
+        """At the first step, refuse a scaler that nobody told of, and warn if a trainer clips as well."""
+        if self._looked:
+            return
+        scaler = calling_scaler()
+        if scaler is not None and scaler is not self._scaler:
+            raise RuntimeError(
+                "A GradScaler steps the optimizer, and LocalUClip was not told of it, so that scaled gradients were "
+                "clipped as if that were their size. Use LocalUClip(model, optimizer, region, scaler=scaler)."
+            )
+        warn_of_clipping()
+        self._looked = True
+
     def _look_for_others(self) -> None:
         """Warn of parameters that were added to the optimizer, which no hook sees."""
         now = len(params_of(self.optimizer))
@@ -309,6 +325,9 @@ class LocalUClip:
             f"Step {self._stage.ledger.steps}: a gradient is not finite, {where}. The carry is unchanged. Skip the "
             'batch (optimizer.zero_grad()), or use nonfinite="skip".'
         )
+
+    def prepare(self) -> None:
+        """Nothing of ours is in the optimizer's state."""
 
     def settle(self, optimizer: Optimizer) -> None:
         """Nothing of ours is in the optimizer's state."""

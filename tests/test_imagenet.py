@@ -15,8 +15,9 @@ import torch
 from carryclip.experiments import checkpoints
 from carryclip.experiments.data.unpack import DataError
 from carryclip.experiments.database import StoreError
+from carryclip.experiments.grid import read
+from carryclip.experiments.imagenet import train as trained
 from carryclip.experiments.imagenet.folder import look_through
-from carryclip.experiments.imagenet.images import MEAN, STD
 from carryclip.experiments.imagenet.schedule import peak, rate, steps_of
 from carryclip.experiments.imagenet.stream import Cut, Order, Reader, training
 from carryclip.experiments.imagenet.train import Run, train, weights_of
@@ -61,7 +62,8 @@ def gradients_by_formula(run, batches):
     loss = 0.0
     for batch in batches:
         images = torch.from_numpy(batch["image"]).permute(0, 3, 1, 2) / 255.0
-        images = (images - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
+        mean, std = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]).view(2, 3, 1, 1)
+        images = (images - mean) / std
         wanted = torch.full((len(images), classes), smoothing / classes)
         wanted[range(len(images)), torch.from_numpy(batch["label"])] += 1.0 - smoothing
         loss = loss - (wanted * run.net(images).log_softmax(1)).sum() / run.spec.batch
@@ -122,6 +124,23 @@ def test_a_run_trains_and_tells(root):
     assert events[-1] == End("reached", reached=3)
     assert all(0.0 <= epoch.test_accuracy <= 1.0 and epoch.loss > 0 for epoch in events[:-1])
     assert events[2].running_accuracy is not None
+
+
+def test_a_run_says_how_fast_it_is_and_what_is_left(root, monkeypatch):
+    """Two steps of eight images in five seconds, then four in two: of nine steps, the last pace holds for the rest."""
+    run, now = Run(spec_of(root), "cpu", Team()), 100.0
+    monkeypatch.setattr(trained.time, "monotonic", lambda: now)
+    clock = trained._Clock(run, 0.0)
+    run.step, now = 2, now + 5.0
+    assert not clock.wants_to_speak()
+    word = clock.word()
+    assert (word.epoch, word.step, word.steps) == (1, 2, 3)
+    assert (word.rate, word.left) == pytest.approx((16 / 5, 7 * 2.5))
+    run.history, run.step, now = [Epoch(1), Epoch(2)], 0, now + 2.0
+    run.broken = {"a.jpeg"}
+    assert str(clock.word()) == "step 0 of 3, 16/s, 2 s left, 1 files unreadable"
+    now += trained.SPEAK
+    assert clock.wants_to_speak()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -213,26 +232,65 @@ def test_another_folder_is_refused(root, tmp_path):
 # ---------------------------------------------------------------------- two processes
 
 
-def shared(rank, root, spec, steps):
-    run = Run(spec, "cpu", Team(rank, 2))
-    feed = stream(root, spec, rank, 2)
+def tensors(value):
+    """All that a checkpoint has, by where they are."""
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    inner = {f"{key}/{name}": found for key, part in pairs for name, found in tensors(part).items()}
+    return {"": value} if isinstance(value, torch.Tensor) else inner
+
+
+def shared(rank, root, spec, place, steps):
+    """Two micro-batches of each step on each of two ranks, saved before every step and after the last."""
+    run, feed = Run(spec, "cpu", Team(rank, 2)), stream(root, spec, rank, 2)
+    for k in range(steps + 1):
+        state = run.state(0.0)
+        if run.team.leads:
+            torch.save(state, place / f"{k}.pt")
+        if k < steps:
+            run.train([next(feed) for _ in range(2)], pause=False)
+    return [p.detach().clone() for p in run.net.parameters()], run.statistics.average
+
+
+@pytest.mark.parametrize("clipped", [{}, CLIPPED, {"region": "Adaptive(1, 2, EWMA(0.95))", "carry": "full"}])
+def test_two_processes_are_one_that_accumulates(ranks, tmp_path, clipped):
+    """Each step, from where the two were before it: all that is saved, up to the rounding of sums.
+
+    Over several steps rounding may switch a ReLU, and that is no longer rounding.
+    """
+    root = folder(tmp_path / "data", train=27)
+    spec = spec_of(root, batch=32, micro=8, image=32, lr=0.05, epochs=10, **clipped)
+    ends = ranks.run(shared, root, spec, tmp_path, 10)
+    run, feed = Run(spec, "cpu", Team()), stream(root, spec)
+    before, *after = (torch.load(tmp_path / f"{k}.pt", weights_only=True) for k in range(11))
+    for state in after:
+        run.restore(before)
+        run.train([next(feed) for _ in range(4)], pause=False)
+        found, wanted = tensors(run.state(0.0)), tensors(state)
+        assert found.keys() == wanted.keys()
+        for name in wanted:
+            if "running_" not in name and "num_batches" not in name:  # those of a process
+                one, other = found[name].double(), wanted[name].double()
+                assert (one - other).norm() <= 1e-6 * other.norm() + 1e-7, name
+        before = state
+    (params, average), others = ends[0], ends[1]
+    assert all(map(torch.equal, [*params, average], [*others[0], others[1]]))
+
+
+def drifted(rank, root, spec, steps):
+    run, feed = Run(spec, "cpu", Team(rank, 2)), stream(root, spec, rank, 2)
     for _ in range(steps):
         run.train([next(feed) for _ in range(2)], pause=False)
     return [p.detach().clone() for p in run.net.parameters()], run.statistics.average, run.team.add(run.sums)
 
 
-@pytest.mark.parametrize("clipped", [{}, CLIPPED, {"region": "Adaptive(1, 2, EWMA(0.95))", "carry": "full"}])
-def test_two_processes_are_one_that_accumulates(ranks, tmp_path, clipped):
-    """Twenty steps of four micro-batches, two on each of two ranks; batch norm sees each micro-batch by itself.
-
-    With fewer pixels in a micro-batch, training would be so chaotic that the order of sums decided its course.
-    """
+@pytest.mark.parametrize("clipped", [{}, CLIPPED])
+def test_two_processes_stay_with_one_over_twenty_steps(ranks, tmp_path, clipped):
     root = folder(tmp_path / "data", train=27)
     spec = spec_of(root, batch=32, micro=8, image=32, lr=0.05, epochs=10, **clipped)
     run, feed = Run(spec, "cpu", Team()), stream(root, spec)
     for _ in range(20):
         run.train([next(feed) for _ in range(4)], pause=False)
-    for params, average, sums in ranks.run(shared, root, spec, 20):
+    for params, average, sums in ranks.run(drifted, root, spec, 20):
         for found, wanted in zip(params, run.net.parameters(), strict=True):
             assert (found - wanted.detach()).norm() <= 1e-5 * max(1.0, wanted.detach().norm())
         torch.testing.assert_close(average, run.statistics.average, rtol=1e-4, atol=1e-5)
@@ -270,6 +328,8 @@ region = "Norm(0.5)"
 carry = "full"
 [[grid]]
 """
+LEARNING = STUDY.removesuffix("[[grid]]\n").replace("Norm(0.5)", "Adaptive(1, 2, EWMA(0.95))").replace("= 16", "= 5", 1)
+"""A region that learns its radius, so that there is more to lose than a carry."""
 
 
 def rows(path):
@@ -279,37 +339,76 @@ def rows(path):
         }
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_study_that_is_killed_goes_on(root, tmp_path, processes):
-    """Killed at a random time, then stopped politely, then left in peace: what it finds is what it would have found."""
-    study = tmp_path / "pair.toml"
-    study.write_text(STUDY)
-    calm, wild = tmp_path / "calm", tmp_path / "wild"
-    for place in (calm, wild):
-        place.mkdir()
-    done = subprocess.run(reproduce(calm, study, root, processes), capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stdout + done.stderr
-    generator, unfinished = random.Random(processes), []
-    for number in (signal.SIGKILL, signal.SIGTERM):
-        started = subprocess.Popen(
-            reproduce(wild, study, root, processes), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )  # fmt: skip
-        end = time.monotonic() + 120
-        while time.monotonic() < end and started.poll() is None and not progress(wild / "s.sqlite"):
+def progress(path):
+    """How many epochs have been written."""
+    try:
+        with Store(path, create=False) as store:
+            return sum(len(store.epochs(record.spec.id)) for record in store.records("pair"))
+    except (StoreError, sqlite3.Error):  # not there yet
+        return 0
+
+
+def alive(*which):
+    """Processes that ``ps`` finds so, without those that only wait to be asked how they ended."""
+    found = subprocess.run(["ps", "-o", "pid=,stat=", *map(str, which)], capture_output=True, text=True).stdout
+    pairs = (line.split() for line in found.splitlines())
+    return [int(pid) for pid, state in pairs if not state.startswith("Z")]
+
+
+def interrupt(words, store, number, pause):
+    """Start, and send a signal to what was started alone, some time after the first epoch that was not there before.
+
+    It leaves nothing behind that goes on, and the work undone.
+    """
+    before, workers = progress(store), []
+    started = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while progress(store) <= before:
+            assert started.poll() is None
             time.sleep(0.05)
-        time.sleep(generator.uniform(0.0, 1.0))
-        if number == signal.SIGKILL:
-            os.killpg(started.pid, number)
-        elif started.poll() is None:
-            started.send_signal(number)
+        workers = alive("--ppid", started.pid)
+        time.sleep(pause)
+        started.send_signal(number)
         started.wait(60)
-        unfinished.append(sum(outcome is None for outcome, _ in rows(wild / "s.sqlite").values()))
-    assert unfinished[0]  # it did come in between
-    done = subprocess.run(reproduce(wild, study, root, processes), capture_output=True, text=True, timeout=200)
+        end = time.monotonic() + 10
+        while left := alive("-p", ",".join(map(str, workers))):
+            assert time.monotonic() < end, f"{left} go on alone"
+            time.sleep(0.1)
+        assert {outcome for outcome, _ in rows(store).values()} == {None}
+    finally:
+        for pid in alive("-p", ",".join(map(str, [started.pid, *workers]))):
+            os.kill(pid, signal.SIGKILL)
+        started.wait(60)
+
+
+def calmly(rank, spec, data, file, size):
+    """A run that nothing disturbs."""
+    return told(train(spec, file, data=data, team=Team(rank, size)))[:-1]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_study_that_is_killed_goes_on(ranks, tmp_path, processes):
+    """Killed at a random time, then stopped politely, then left in peace: it ends as if nothing had been."""
+    data, store = folder(tmp_path / "data", train=40), tmp_path / "s.sqlite"
+    study = tmp_path / "pair.toml"
+    study.write_text(LEARNING)
+    (spec,) = read(LEARNING, "pair.toml").with_settings("imagenet", look_through(data).settings).specs
+    words = [*reproduce(tmp_path, study, data, processes), "--keep"]
+    pause = random.Random(processes).uniform
+    interrupt(words, store, signal.SIGKILL, pause(0.0, 0.5))
+    interrupt(words, store, signal.SIGTERM, pause(0.0, 0.5))
+    state = checkpoints.read(checkpoints.place(store, spec), spec)
+    assert state["step"] > 0  # in the middle of an epoch
+    done = subprocess.run(words, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert rows(wild / "s.sqlite") == rows(calm / "s.sqlite")
-    assert len(rows(calm / "s.sqlite")) == 2
+    calm = tmp_path / "calm.pt"
+    given = spec, str(data), calm, processes
+    epochs = calmly(0, *given) if processes == 1 else ranks.run(calmly, *given)[0]
+    assert rows(store) == {spec.id: ("reached", epochs)}
+    found, wanted = (tensors(checkpoints.read(path, spec)) for path in (checkpoints.kept(store, spec), calm))
+    assert found.keys() == wanted.keys()
+    assert any("uclip_second" in name for name in wanted)
+    assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []
 
 
 def test_a_run_that_fails_keeps_its_checkpoint_for_another_try(tmp_path):
@@ -341,12 +440,3 @@ def test_a_run_that_cannot_work_ends_under_torchrun_too(tmp_path):
         found = [record for record in store.records("pair") if record.state == "done"]
     assert [record.outcome for record in found] == ["crashed"]
     assert "BrokenImageError" in found[0].message
-
-
-def progress(path):
-    """Whether a first epoch has been written."""
-    try:
-        with Store(path, create=False) as store:
-            return any(epochs for epochs, _ in store.under_way().values()) or bool(store.done())
-    except (StoreError, sqlite3.Error):  # not there yet
-        return False

@@ -1,5 +1,6 @@
 """The commands around ImageNet: planning, checking folders, the table, evaluating, and what they say to bad input."""
 
+import html
 import io
 import re
 
@@ -10,6 +11,7 @@ from carryclip.experiments import plan, reproduce
 from carryclip.experiments.analysis import accuracy
 from carryclip.experiments.analysis.summary import summarise
 from carryclip.experiments.analysis.verdicts import same_table
+from carryclip.experiments.engine import display
 from carryclip.experiments.engine.settings import Options
 from carryclip.experiments.export import export
 from carryclip.experiments.figures import draw
@@ -54,7 +56,7 @@ def test_settings_are_part_of_a_run_and_of_its_id():
         Spec.read({**SPEC, "net": "resnet51"})
     with pytest.raises(ValueError, match="image must be a whole number, at least 8; got 'big'"):
         Spec.read({**SPEC, "image": "big"})
-    with pytest.raises(ValueError, match="decay must be a number from 0 up to 1"):
+    with pytest.raises(ValueError, match="decay must be a number at least 0 and below 1"):
         Spec.read({**SPEC, "decay": 3})
     with pytest.raises(ValueError, match="there is no 'image'"):
         Spec.read({"task": "digits", "optimizer": "sgd", "lr": 0.1, "batch": 8, "epochs": 2, "seed": 0, "image": 16})
@@ -90,13 +92,42 @@ def test_a_study_of_unknown_size_is_left_out(capsys, tmp_path):
     assert "imagenet-mini" in said(capsys)
 
 
+def test_the_time_left_counts_no_work_of_an_earlier_start(monkeypatch, tmp_path):
+    """One of two runs is half done, and tells its four epochs again; then each epoch takes a minute."""
+    study = read(STUDY.replace("epochs = 16", "epochs = 8"), "pair.toml")
+    now = 100.0
+    monkeypatch.setattr(display.time, "monotonic", lambda: now)
+    with Store(tmp_path / "s.sqlite") as store:
+        store.add(study)
+        (spec,) = store.take("pair", "first")
+        for k in range(4):
+            store.record(spec.id, "first", Epoch(k + 1))
+        store.give_back("first")
+        console = Console(file=io.StringIO(), width=200)
+        seen = display.Display(console, store, study, {spec.id for spec in study.specs})
+        store.take("pair", "second")
+        store.begin(spec.id, "second")
+        for k in range(4):
+            store.record(spec.id, "second", Epoch(k + 1))
+        now += 5.0
+        seen.tick()
+        assert "25% of the work" in console.file.getvalue()
+        assert "time left: not known yet" in console.file.getvalue()
+        now += 55.0
+        store.record(spec.id, "second", Epoch(5))
+        seen.tick()
+        assert console.file.getvalue().endswith("about 11.0 min left\n")
+
+
 # ---------------------------------------------------------------------- folders
 
 
 def test_a_folder_is_checked_image_by_image(capsys, tmp_path):
     data = folder(tmp_path / "data")
     assert inspect.check(str(data)) == 0
-    assert "Every image can be read" in said(capsys)
+    text = said(capsys)
+    assert "Every image can be read" in text
+    assert re.search(r"resized to 224 pixels: [\d,]+ images/s here, [\d,]+ per core\. 1,000 images/s would take", text)
     (data / "val" / "class-2" / "1.jpeg").write_bytes(b"broken")
     assert inspect.check(str(data)) == 1
     assert "1 images cannot be read" in said(capsys)
@@ -104,10 +135,16 @@ def test_a_folder_is_checked_image_by_image(capsys, tmp_path):
     assert "carryclip data imagenet --from DIR" in said(capsys)
 
 
-def run(study, tmp_path, **options):
+def test_cores_are_counted_by_the_time_that_they_were_busy():
+    told = inspect._speed(500, seconds=4.0, busy=2.0)
+    assert told.endswith("125 images/s here, 250 per core. 1,000 images/s would take 4 cores.")
+    assert inspect._speed(500, seconds=4.0, busy=0.1).endswith("1,000 images/s would take 1 core.")
+
+
+def run(study, tmp_path, tier=None, only=(), **options):
     given = {
-        "tier": None,
-        "only": [],
+        "tier": tier,
+        "only": only,
         "store": str(tmp_path / "s.sqlite"),
         "resume": True,
         "out": str(tmp_path / "out"),
@@ -165,8 +202,27 @@ def test_the_report_has_the_table_and_the_figures(finished):
     assert "no clipping" in page
     assert "61.2" in page  # the claim's own words
     assert "the paper</th>" not in page  # whose numbers stand beside runs of its size only
+    assert "means over all steps of each epoch" in page
     names = {path.name for path in (finished / "out" / "figures" / "pair").iterdir()}
     assert {"accuracy.svg", "trajectory.svg", "accuracy.csv", "trajectory.txt"} <= names
+
+
+def test_a_dry_run_needs_no_images(monkeypatch, tmp_path, capsys):
+    """One row of the smoke tier, on pictures that it makes itself: from nothing to table and figures."""
+    monkeypatch.setenv("CARRYCLIP_DATA", str(tmp_path / "data"))
+    assert run("imagenet", tmp_path, "smoke", ["region=Adaptive(1, 2, EWMA(0.95))", "carry=full"]) == 0
+    text = said(capsys)
+    assert "10 classes, 320 + 80 images" in text
+    assert "imagenet-smoke: 1 of 13 runs, 1 reached" in text
+    with Store(tmp_path / "s.sqlite", create=False) as store:
+        (record,) = store.records("imagenet-smoke", ["reached"])
+        best = 100 * max(epoch.test_accuracy for epoch in store.epochs(record.spec.id))
+    assert re.search(rf"EWMA \(1, 2\) . yes . {best:.1f} ", text)
+    page, figures = (tmp_path / "out" / "report.html").read_text(), tmp_path / "out" / "figures" / "imagenet-smoke"
+    assert '<table class="results">' in page
+    for name in ("accuracy", "trajectory"):
+        assert {path.name for path in figures.glob(f"{name}.*")} >= {f"{name}.svg", f"{name}.txt"}
+        assert (figures / f"{name}.txt").read_text().strip() in html.unescape(page)
 
 
 def test_weights_that_are_kept_give_the_accuracy_again(finished, capsys):
@@ -217,7 +273,9 @@ def test_the_table_has_medians_of_the_best_epochs_and_ranges():
     assert all(line[2].split()[0] == line[4].split()[0] for line in lines)
     assert [line[1] for line in lines if line[0] == "no clipping"] == [""]
     assert draw("accuracy", summary) is not None
-    assert "EWMA (1, 2)" in draw("trajectory", summary).caption
+    caption = draw("trajectory", summary).caption
+    assert "EWMA (1, 2)" in caption
+    assert "means over one step in 31 of each epoch" in caption
 
 
 def test_the_papers_numbers_stand_beside_its_own_size_only():

@@ -1,5 +1,7 @@
 """Folders of images, decoding and crops, and the stream that training reads."""
 
+import itertools
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -98,26 +100,25 @@ def test_a_shape_that_no_crop_fits_is_cut_in_the_middle():
 
 
 def test_transforms_are_what_they_were():
-    """Golden values: colours that are linear in the place, so that a formula tells them, and a fixed generator."""
-    y, x = np.mgrid[:90, :120]
-    pixels = np.stack((2 * x, 255 - 2 * y, (x + y) % 256), axis=2).astype(np.uint8)
-    image = Image.fromarray(pixels)
-    assert images.random_box(120, 90, np.random.default_rng(7)) == (15, 12, 109, 87)
+    """Stored pixels of noise, which every other interpolation, crop or flip would change by more than rounding."""
+    noise = np.random.default_rng(3).integers(0, 256, (90, 120, 3), dtype=np.uint8)
+    image, places = Image.fromarray(noise), ((0, 9, 31), (5, 16, 31))
     shown = images.for_evaluation(image, 32)
-    assert shown.shape == (32, 32, 3)
-    for k in (1, 16, 30):
-        x, y = (start + (k + 0.5) * 78 / 32 - 0.5 for start in (21, 6))  # the middle 78 of 120 times 90
-        assert shown[k, k].tolist() == pytest.approx([2 * x, 255 - 2 * y, x + y], abs=1.5)
-    trained = images.for_training(image, 32, np.random.default_rng(7))
-    flipped = trained[0, 0, 0] > trained[0, -1, 0]
-    for k in (1, 16, 30):
-        x, y = 15 + (k + 0.5) * 94 / 32 - 0.5, 12 + (k + 0.5) * 75 / 32 - 0.5
-        pixel = trained[k, 31 - k if flipped else k]
-        assert pixel.tolist() == pytest.approx([2 * x, 255 - 2 * y, x + y], abs=1.5)
-    again = images.for_training(image, 32, np.random.default_rng(7))
-    assert np.array_equal(trained, again)
-    flips = [images.for_training(image, 8, np.random.default_rng(k))[4, :, 0] for k in range(200)]
-    assert np.mean([row[0] > row[-1] for row in flips]) == pytest.approx(0.5, abs=0.1)
+    assert (shown.shape, shown.dtype) == ((32, 32, 3), np.uint8)
+    stored = [[127, 151, 136], [116, 183, 168], [154, 124, 87]]
+    np.testing.assert_allclose(shown[places].astype(int), stored, atol=1)
+    for seed, box, flipped, stored in (
+        (0, (15, 40, 46, 81), False, [[206, 105, 111], [54, 137, 148], [224, 202, 89]]),
+        (4, (25, 4, 105, 90), True, [[92, 128, 134], [164, 110, 137], [114, 110, 114]]),
+    ):
+        assert images.random_box(120, 90, np.random.default_rng(seed)) == box
+        trained = images.for_training(image, 32, np.random.default_rng(seed))
+        np.testing.assert_allclose(trained[places].astype(int), stored, atol=1)
+        plain = np.asarray(image.resize((32, 32), Image.Resampling.BICUBIC, box=box))
+        assert np.array_equal(trained, plain[:, ::-1] if flipped else plain)
+    image = Image.fromarray(np.tile(np.arange(120, dtype=np.uint8), (90, 1))).convert("RGB")
+    rows = [images.for_training(image, 8, np.random.default_rng(k))[4, :, 0] for k in range(200)]
+    assert np.mean([row[0] > row[-1] for row in rows]) == pytest.approx(0.5, abs=0.1)
 
 
 # ---------------------------------------------------------------------- the stream
@@ -145,6 +146,22 @@ def test_any_step_can_be_reached_and_ranks_share_the_work(root, threads):
         mine = all_of(training(reader, order, Cut(8, 2, rank, 2), first=2, threads=threads))
         assert same(mine, whole[8 + rank :: 2])
     assert not same(whole[:12], whole[12:24])
+
+
+class Drawn:
+    """In a reader's place: what it would have been told, and the crop that it would have drawn."""
+
+    def for_training(self, number, generator):
+        return {"number": np.int64(number), "box": np.array(images.random_box(120, 90, generator))}
+
+
+def test_a_step_draws_what_it_drew():
+    """Stored order and crops of the second step of a run: other ones would be another run of the same name."""
+    order = Order(27, 4, 3, 5)
+    first, second = itertools.islice(training(Drawn(), order, Cut(4, 2), first=1, threads=0), 2)
+    assert [*first["number"], *second["number"]] == [9, 6, 11, 3]
+    assert first["box"].tolist() == [[35, 14, 88, 71], [0, 5, 97, 86]]
+    assert second["box"].tolist() == [[64, 11, 114, 53], [0, 0, 113, 85]]
 
 
 def test_an_epoch_has_every_image_once_but_for_the_last_partial_batch():

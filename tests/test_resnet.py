@@ -12,7 +12,15 @@ from carryclip.experiments.recipes import NETS
 
 def test_resnet50_has_the_layers_it_should():
     net = ResNet(NETS["resnet50"], classes=1000)
-    assert sum(p.numel() for p in net.parameters()) == 25_549_352  # 25.5 million
+    sizes = Counter()
+    for layer in net.modules():
+        sizes[type(layer).__name__] += sum(p.numel() for p in layer.parameters(recurse=False))
+    assert +sizes == {"Convolution": 23_454_912, "BatchNorm2d": 45_440, "Linear": 2_049_000}
+    assert sizes.total() == 25_549_352
+    # What other counts differ by: a batch norm after each convolution (v1), or a bias in each.
+    outputs = sum(layer.out_channels for layer in net.modules() if isinstance(layer, torch.nn.Conv2d))
+    assert sizes.total() - 45_440 + 2 * outputs == 25_557_032
+    assert sizes.total() + outputs == 25_575_912
     kinds = Counter(type(layer).__name__ for layer in net.modules())
     assert (kinds["Convolution"], kinds["BatchNorm2d"], kinds["Linear"]) == (1 + 3 * 16 + 4, 3 * 16 + 1, 1)
     assert net.stem.weight.shape == (64, 3, 7, 7)
@@ -71,41 +79,73 @@ def convolved(x, weight, stride):
     return out
 
 
-def by_formula(block, x, values):
-    stride = max(c.stride[0] for c in block.convolutions)
+def by_formula(x, values, strides, shortcut_stride):
+    """Of a block whose convolutions have these strides; without a stride for it the shortcut is the identity."""
     out, shortcut = x, x
-    for k, convolution in enumerate(block.convolutions):
+    for k, stride in enumerate(strides):
         out = np.maximum(normalised(out, values[f"norms.{k}.weight"], values[f"norms.{k}.bias"]), 0)
-        if k == 0 and block.shortcut is not None:
-            shortcut = convolved(out, values["shortcut.weight"], stride)
-        out = convolved(out, values[f"convolutions.{k}.weight"], convolution.stride[0])
+        if k == 0 and shortcut_stride:
+            shortcut = convolved(out, values["shortcut.weight"], shortcut_stride)
+        out = convolved(out, values[f"convolutions.{k}.weight"], stride)
     return out + shortcut
 
 
 @pytest.mark.parametrize(
-    ("channels", "out", "stride", "bottleneck"), [(4, 8, 2, True), (8, 8, 1, True), (3, 4, 2, False)]
+    ("channels", "out", "stride", "bottleneck", "strides", "shortcut"),
+    [
+        (4, 8, 2, True, (1, 2, 1), 2),
+        (4, 8, 1, True, (1, 1, 1), 1),
+        (8, 8, 1, True, (1, 1, 1), None),
+        (3, 4, 2, False, (2, 1), 2),
+        (4, 4, 1, False, (1, 1), None),
+    ],
 )
-def test_a_block_is_its_formula_and_so_is_its_gradient(channels, out, stride, bottleneck):
+def test_a_block_is_its_formula_and_so_is_its_gradient(channels, out, stride, bottleneck, strides, shortcut):
     torch.manual_seed(0)
     block = Block(channels, out, stride, bottleneck=bottleneck).double()
     for parameter in block.parameters():
         torch.nn.init.normal_(parameter, 0.5, 0.5)
-    x = torch.randn(3, channels, 6, 5, dtype=torch.float64)
-    values = {name: parameter.detach().numpy().copy() for name, parameter in block.named_parameters()}
-    wanted = by_formula(block, x.numpy(), values)
+    x = torch.randn(3, channels, 6, 5, dtype=torch.float64, requires_grad=True)
+    leaves = {"": x, **dict(block.named_parameters())}
+    values = {name: leaf.detach().numpy().copy() for name, leaf in leaves.items()}
+    wanted = by_formula(values[""], values, strides, shortcut)
     found = block(x)
     np.testing.assert_allclose(found.detach().numpy(), wanted, rtol=1e-10, atol=1e-10)
     direction = np.random.default_rng(0).normal(size=wanted.shape)
     (found * torch.from_numpy(direction)).sum().backward()
     generator = np.random.default_rng(1)
-    for name, parameter in block.named_parameters():
-        change = generator.normal(size=parameter.shape)
-        ends = [
-            (by_formula(block, x.numpy(), {**values, name: values[name] + h * change}) * direction).sum()
-            for h in (1e-6, -1e-6)
-        ]
+    for name, leaf in leaves.items():
+        change, ends = generator.normal(size=leaf.shape), []
+        for h in (1e-6, -1e-6):
+            moved = {**values, name: values[name] + h * change}
+            ends.append((by_formula(moved[""], moved, strides, shortcut) * direction).sum())
         slope = (ends[0] - ends[1]) / 2e-6
-        assert float((parameter.grad.numpy() * change).sum()) == pytest.approx(slope, rel=1e-5, abs=1e-5), name
+        assert float((leaf.grad.numpy() * change).sum()) == pytest.approx(slope, rel=1e-5, abs=1e-5), name
+
+
+def pooled(x):
+    """The largest of every three by three, every second; beyond the edge, and more so at the far one, is nothing."""
+    rows, columns = (-(-length // 2) for length in x.shape[2:])
+    before = [((n - 1) * 2 + 3 - length) // 2 for n, length in zip((rows, columns), x.shape[2:], strict=True)]
+    out = np.full((*x.shape[:2], rows, columns), np.nan)
+    for i in range(rows):
+        for j in range(columns):
+            top, left = 2 * i - before[0], 2 * j - before[1]
+            out[:, :, i, j] = x[:, :, max(0, top) : top + 3, max(0, left) : left + 3].max((2, 3))
+    return out
+
+
+def test_what_comes_before_the_blocks_is_its_formula():
+    """On values that are all negative, so that a zero from beyond the edge would be the largest."""
+    net = ResNet(NETS["resnet10"], classes=3).double()
+    torch.nn.init.uniform_(net.stem.weight, 0.1, 1.0)
+    seen = []
+    net.groups[0].register_forward_pre_hook(lambda _, given: seen.append(given[0].detach().numpy()))
+    x = -torch.rand(2, 3, 23, 26, dtype=torch.float64)
+    net(x)
+    wanted = pooled(convolved(x.numpy(), net.stem.weight.detach().numpy(), 2))
+    assert wanted.max() < 0
+    np.testing.assert_allclose(seen[0], wanted, rtol=1e-10)
 
 
 # ---------------------------------------------------------------------- averages for evaluation

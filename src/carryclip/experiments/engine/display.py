@@ -24,6 +24,9 @@ class Display:
         self._typical = {spec.id: typical for spec, typical in pairs if spec.id in wanted}
         self._weights = {spec.id: weight(spec, self._typical[spec.id]) for spec in study.specs if spec.id in wanted}
         self._total = sum(self._weights.values())
+        told = {run: len(store.epochs(run)) for run in self._weights.keys() - store.done()}
+        self._before = {run: epochs for run, epochs in told.items() if epochs}
+        """Epochs of half-done runs: those before a checkpoint are told again, which is no work."""
         self._begun = time.monotonic()
         self._at_start = self._done()
         self._looked = self._said = 0.0
@@ -55,11 +58,12 @@ class Display:
             self.console.print(f"{self.study.name}: {share:.0%} of the work; {counts}; {self._left()}", highlight=False)
 
     def _done(self) -> float:
-        """Weight of what is done, runs that are under way by their epochs."""
-        finished = sum(self._weights[run] for run in self.store.done() & self._weights.keys())
-        for run, (epochs, _) in self.store.under_way().items():
-            if run in self._weights:
-                finished += self._weights[run] * min(1.0, epochs / self._typical[run])
+        """Weight of what is done, half-done runs by their epochs."""
+        done, under_way = self.store.done(), self.store.under_way()
+        finished = sum(self._weights[run] for run in done & self._weights.keys())
+        for run in (self._before.keys() | under_way.keys()) & (self._weights.keys() - done):
+            epochs = max(self._before.get(run, 0), under_way.get(run, (0, ""))[0])
+            finished += self._weights[run] * min(1.0, epochs / self._typical[run])
         return finished
 
     def _left(self) -> str:

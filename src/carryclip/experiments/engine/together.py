@@ -1,6 +1,9 @@
 """Runs one after the other, each trained by all the processes that torchrun has started: one of them leads."""
 
+import os
 from collections.abc import Callable
+
+import torch.distributed as dist
 
 from carryclip.experiments.engine import work
 from carryclip.experiments.engine.owners import Claims
@@ -14,8 +17,8 @@ from carryclip.experiments.team import Team
 class TogetherEngine:
     """The leading process: it alone has the store, and tells the others what to train.
 
-    A process that dies takes the others with it, by torchrun's hand; whoever is started next goes on from the last
-    checkpoint.
+    A process that dies takes the others with it, by torchrun's hand, and they all end with torchrun; whoever is started
+    next goes on from the last checkpoint.
 
     Args:
         store: where runs come from and go to.
@@ -27,6 +30,7 @@ class TogetherEngine:
     def __init__(self, store: Store, owner: str, setting: Setting, team: Team) -> None:
         self.store, self.setting, self.team = store, setting, team
         self._claims = Claims(store, owner)
+        _end_with_torchrun()
 
     def run(self, study: str, tick: Callable[[], None]) -> None:
         """Work until no run of the study waits."""
@@ -58,6 +62,7 @@ class TogetherEngine:
 
 def follow(setting: Setting, team: Team) -> int:
     """The other processes: train what they are told until there is no more; 130 if stopped."""
+    _end_with_torchrun()
     with work.asked_to_stop() as stop:
         while (canonical := team.told(None)) is not None:
             try:
@@ -69,3 +74,12 @@ def follow(setting: Setting, team: Team) -> int:
                 team.report(work.failure(error), error)
                 raise
     return 0
+
+
+def _end_with_torchrun() -> None:
+    """Its processes have sessions of their own, so that what kills it does not reach them: they would work on, unseen.
+
+    Those that something else has started may outlive it, as under nohup.
+    """
+    if dist.is_torchelastic_launched():
+        work.die_with_parent(os.getppid())

@@ -10,6 +10,8 @@ from carryclip.experiments.figures.carry import GRADIENT, RADIUS, limits_of, log
 from carryclip.experiments.figures.drawn import Drawn, caption, footer
 from carryclip.experiments.figures.sheet import sheet
 from carryclip.experiments.figures.style import Look, looks, plain
+from carryclip.experiments.imagenet.schedule import steps_of
+from carryclip.experiments.methods import sampling
 from carryclip.experiments.records import Epoch
 
 SHOWN = RegionName("EWMA", (1.0, 2.0))
@@ -78,11 +80,17 @@ def trajectory(summary: Summary) -> Drawn | None:
     made.label("epoch", "")
     text = (
         f"One run with U-Clip and {region_name(cell.setting.region).label}, first seed: Euclidean norms of gradient, "
-        "carry and radius (left; means over ten steps of each epoch), and training loss (right)."
+        f"carry and radius (left; means over {_sampled(cell)} of each epoch), and training loss (right)."
     )
     names = ("epoch", "loss", "running_accuracy", "test_accuracy", *lines, "carry_feed")
     rows = [{name: getattr(epoch, name) for name in names} for epoch in epochs]
     return Drawn(made.figure, caption(summary, [cell], text), rows)
+
+
+def _sampled(cell: Cell) -> str:
+    """The steps whose norms are kept."""
+    every = sampling(steps_of(cell.records[0].spec))
+    return "all steps" if every == 1 else f"one step in {every}"
 
 
 def _shown(summary: Summary) -> tuple[Cell | None, list[Epoch]]:

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types docs clean
+.PHONY: help demo test kills lint types docs clean
 
 help: ## list the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-6s %s\n", $$1, $$2}'
@@ -21,6 +21,9 @@ demo: $(READY) ## the theory's figures, a study of training runs, and a report o
 
 test: $(READY) ## run all tests
 	$(BIN)/python -m pytest -n auto
+
+kills: $(READY) ## kill workers and supervisors 50 times during a study, at random
+	CARRYCLIP_KILLS=50 $(BIN)/python -m pytest tests/test_engine.py -k kills_at_random
 
 lint: $(READY) ## check style and formatting
 	$(BIN)/ruff check .

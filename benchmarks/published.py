@@ -1,10 +1,12 @@
-"""The published results: reports, figures, the runs behind them, and the pages in docs/experiments that show them.
+"""The published results: reports, figures, the runs behind them, and the pages in docs that show them.
 
-    python benchmarks/published.py results STORE    # from a store with the CIFAR-10 studies of the small tier
+    python benchmarks/published.py results STORE    # from a store with cifar10-small
+    python benchmarks/published.py slice STORE      # from a store with cifar10-slice
     python benchmarks/published.py imagenet STORE   # from a store with imagenet-mini
+    python benchmarks/published.py evidence STORE   # from a store with evidence-small
     python benchmarks/published.py --write          # only fill the pages from what is there
 
-Kept are the figures as SVG with captions, the claims, runs as CSV and epochs as Parquet.
+Kept are the figures as SVG with captions, the claims and answers, runs as CSV and epochs as Parquet.
 """
 
 import csv
@@ -20,8 +22,18 @@ from carryclip.experiments.spec import FIELDS, Spec
 from carryclip.experiments.terminal import rows
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = {name: DOCS / "experiments" / f"{name}.md" for name in ("results", "imagenet")}
-"""Beside each is a folder of its name."""
+FOLDERS = {
+    "results": DOCS / "experiments" / "results",
+    "slice": DOCS / "experiments" / "slice",
+    "imagenet": DOCS / "experiments" / "imagenet",
+    "evidence": DOCS / "evidence",
+}
+PAGES = {
+    DOCS / "experiments" / "results.md": ("results", "slice"),
+    DOCS / "experiments" / "imagenet.md": ("imagenet",),
+    DOCS / "when-to-use.md": ("evidence",),
+}
+"""Each with what it shows."""
 
 
 def records(folder: Path) -> dict[str, list[Record]]:
@@ -65,28 +77,49 @@ def claims(folder: Path) -> str:
     return lines(["", "the paper", "seen here", "study", "verdict"], table)
 
 
+def trials(folder: Path, what: str) -> str:
+    """A table of all trials, or with "seen ANCHOR" that of one."""
+    told = json.loads((folder / "claims.json").read_text(encoding="utf-8"))
+    kind, _, anchor = what.partition(" ")
+    found = told["trials"][anchor] if kind == "seen" else told["together"][kind]
+    return lines(found["heads"], found["table"])
+
+
 def filled(page: Path) -> str:
     """A page with what stands between its markers replaced."""
-    folder = page.with_suffix("")
-    known = records(folder)
+    places: dict[str, Path] = {}
+    known: dict[str, list[Record]] = {}
+    for folder in (FOLDERS[name] for name in PAGES[page]):
+        found = records(folder)
+        known |= found
+        places |= dict.fromkeys(found, folder)
 
     def part(match: re.Match) -> str:
         study, _, what = match[1].partition(" ")
         if study == "claims":
-            made = claims(folder)
+            made = claims(FOLDERS[what or "results"])
         elif what == "accuracies":
-            made = accuracy_table(folder, study)
+            made = accuracy_table(places[study], study)
         elif what == "table":
             made = "\n\n".join(map(epochs_table, summarise(study, study, "small", known[study], lambda _: [])))
         elif what == "cost":
             spent = sum(record.seconds or 0.0 for record in known[study])
-            made = f"{len(known[study])} runs, {spent / 3600:.1f} hours of one core."
+            made = f"{len(known[study]):,} runs, {spent / 3600:.1f} hours of one core."
+        elif what.startswith("trials "):
+            made = trials(places[study], what.removeprefix("trials "))
         else:
-            made = (folder / "figures" / study / f"{what}.txt").read_text(encoding="utf-8").strip()
+            made = _caption(places[study], study, what)
         return f"<!-- results: {match[1]} -->\n{made}\n<!-- end -->"
 
     text = page.read_text(encoding="utf-8")
     return re.sub(r"<!-- results: ([\w -]+) -->\n.*?<!-- end -->", part, text, flags=re.DOTALL)
+
+
+def _caption(folder: Path, study: str, what: str) -> str:
+    """Of a figure: its name, or that of a trial before it."""
+    trial, _, figure = what.rpartition(" ")
+    place = f"{study}-{trial}" if trial else study
+    return (folder / "figures" / place / f"{figure}.txt").read_text(encoding="utf-8").strip()
 
 
 def publish(folder: Path, store_path: str) -> None:
@@ -107,13 +140,18 @@ def publish(folder: Path, store_path: str) -> None:
             path.unlink()
 
 
+def write(page: Path) -> None:
+    page.write_text(filled(page), encoding="utf-8")
+
+
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case [name, store] if name in PAGES:
-            publish(PAGES[name].with_suffix(""), store)
-            PAGES[name].write_text(filled(PAGES[name]), encoding="utf-8")
+        case [name, store] if name in FOLDERS:
+            publish(FOLDERS[name], store)
+            for each in (page for page, names in PAGES.items() if name in names):
+                write(each)
         case ["--write"]:
-            for each in PAGES.values():
-                each.write_text(filled(each), encoding="utf-8")
+            for each in PAGES:
+                write(each)
         case _:
             print(__doc__)

@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import json
 import re
+import shutil
 import subprocess
 import sys
 import warnings
@@ -22,6 +23,8 @@ import carryclip.optax
 import carryclip.theory
 import carryclip.torch
 from carryclip import CarryClipWarning, Component, Norm
+from carryclip.experiments import grid
+from carryclip.experiments.store import Store
 from carryclip.torch import UClip
 
 ROOT = Path(__file__).parents[1]
@@ -102,6 +105,28 @@ def test_examples_run(example):
     assert done.stdout.strip()
 
 
+def test_the_example_of_a_method_of_ones_own_runs(tmp_path):
+    folder = shutil.copytree(ROOT / "examples" / "own_method", tmp_path / "own_method")
+    chosen = ["--only", "seed=0", "--only", "batch=64", "--store", "own.sqlite", "--out", "own-report"]
+    command = [sys.executable, "-m", "carryclip", "reproduce", "study.toml", *chosen]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    with Store(folder / "own.sqlite", create=False) as store:
+        records = [record for record in store.records("shrinking-radius") if record.state == "done"]
+        (own,) = [record for record in records if record.spec.method == "shrinking:shrinking"]
+        radii = [epoch.radius_norm for epoch in store.epochs(own.spec.id)]
+    assert {record.outcome for record in records} == {"reached"}
+    assert len(records) == 4
+    assert radii == sorted(radii, reverse=True)
+    assert 2.0 > radii[0] > radii[-1] >= 0.5
+    assert "shrinking:shrinking" in (folder / "own-report" / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_docs_replay_a_run_of_a_study_that_ships():
+    (shown,) = re.findall(r"carryclip replay ([0-9a-f]+)", (ROOT / "docs/experiments/index.md").read_text())
+    assert len([spec for spec in grid.load("digits-smoke").specs if spec.id.startswith(shown)]) == 1
+
+
 @pytest.mark.parametrize(("example", "says"), [("ddp.py", ""), ("ddp.py", "--each-rank"), ("fsdp2.py", "")])
 def test_examples_with_several_processes_run(example, says):
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -145,7 +170,7 @@ def test_captions_and_tables_of_the_theory_come_from_its_figures(page):
     assert figures.filled(text) == text, "run: python benchmarks/figures.py --write"
 
 
-@pytest.mark.parametrize("page", published.PAGES.values(), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", published.PAGES, ids=lambda page: page.name)
 def test_results_come_from_the_published_runs(page):
     text = page.read_text(encoding="utf-8")
     assert "<!-- results: " in text

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from carryclip.experiments import grid
-from carryclip.experiments.engine import owners
+from carryclip.experiments.engine import local, owners
 from carryclip.experiments.records import FAULTS
 from carryclip.experiments.store import Store
 
@@ -277,12 +277,37 @@ def test_a_failure_can_be_tried_again(tmp_path):
         assert store.progress("study") == {"waiting": 1, "not_reached": 1}
 
 
-def test_two_supervisors_share_one_store(tmp_path, small):
-    run_study(tmp_path, small, tmp_path / "one.sqlite")
-    both = [supervisor(tmp_path, small, tmp_path / "two.sqlite", workers=1) for _ in range(2)]
+MEETING = """
+import os
+import time
+from pathlib import Path
+
+def meet(optimizer, spec):
+    here = Path("here")
+    (here / str(os.getppid())).touch()  # a worker's parent is its supervisor
+    begun = time.monotonic()
+    while len(list(here.iterdir())) < 2:
+        assert time.monotonic() - begun < 240, "nobody else has come"
+        time.sleep(0.05)
+"""
+
+
+def test_two_supervisors_share_one_store(tmp_path):
+    """The first run of each waits for the other's, so that neither can be late and find all the work done."""
+    text = 'seed = [0, 1]\nepochs = 4\n[[grid]]\nmethod = "meeting:meet"\n[[grid]]\nregion = "Norm(0.5)"\n'
+    study = study_file(tmp_path, text + 'carry = ["none", "full", "Gated()"]\n')
+    (tmp_path / "meeting.py").write_text(MEETING, encoding="utf-8")
+    (here := tmp_path / "here").mkdir()
+    (here / "company for the one that works alone").touch()
+    code, out = run_study(tmp_path, study, tmp_path / "one.sqlite", workers=1)
+    assert code == 0, out
+    for mark in here.iterdir():
+        mark.unlink()
+    both = [supervisor(tmp_path, study, tmp_path / "two.sqlite", workers=1) for _ in range(2)]
     for process in both:
         out, _ = process.communicate(timeout=300)
         assert process.returncode == 0, out
+    assert {mark.name for mark in here.iterdir()} == {str(process.pid) for process in both}
     assert rows(tmp_path / "two.sqlite") == rows(tmp_path / "one.sqlite")
 
 
@@ -300,6 +325,28 @@ def test_stopping_is_clean_and_says_how_to_go_on(tmp_path, number):
     with Store(store) as opened:
         assert opened.progress("study") == {"waiting": 2}
     assert list(tmp_path.glob("a.sqlite.checkpoints/*.pt"))
+
+
+@pytest.mark.parametrize(
+    ("group", "files", "kills"),
+    [
+        ("0::/mine", {"sys/fs/cgroup/mine/memory.events": 3, "sys/fs/cgroup/memory.events": 5}, 3),
+        ("0::/", {"sys/fs/cgroup/memory.events": 5}, 5),
+        ("0::/not/seen/here", {"sys/fs/cgroup/memory.events": 5}, 5),
+        ("4:memory:/mine\n0::/", {"sys/fs/cgroup/memory/mine/memory.events": 3}, 7),
+        ("0::/../../other", {"memory.events": 3}, 7),
+        (None, {"sys/fs/cgroup/memory.events": 5}, 7),
+    ],
+)
+def test_kills_for_want_of_memory_are_counted_where_we_are(tmp_path, group, files, kills):
+    assert local._kernel_ooms(tmp_path) == 0
+    for name, count in {**files, "proc/vmstat": 7}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"oom 90\noom_kill {count}\noom_group_kill 80\n", encoding="ascii")
+    if group is not None:
+        (tmp_path / "proc/self").mkdir()
+        (tmp_path / "proc/self/cgroup").write_text(f"{group}\n", encoding="ascii")
+    assert local._kernel_ooms(tmp_path) == kills
 
 
 def test_the_dead_are_told_from_the_living():

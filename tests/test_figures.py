@@ -145,6 +145,64 @@ def test_a_point_is_missing_where_a_seed_did_not_reach_and_the_strip_counts_it()
     assert (rows[500]["done"], rows[500]["partial"]) == (2, True)
 
 
+def test_bars_go_from_the_smallest_seed_to_the_largest():
+    records = seeds(14, 10, 12, batch=5) + seeds(30, 22, 20, batch=50) + seeds(9, 8, math.inf, batch=500)
+    records += [run for batch in (5, 50, 500) for run in seeds(7, 8, 6, batch=batch, **METHODS["clip"])]
+    panel = draw("epochs", summary(records)).figure.axes[0]
+    none, clip = ([[y for _, y in bar] for bar in bars.get_segments()] for bars in panel.collections)
+    assert none == [[10, 14], [20, 30]]
+    assert clip == [[6, 8]] * 3
+
+
+def batches(panel):
+    """Where a panel has points, without the small shifts that keep methods apart."""
+    drawn = {x for line in panel.get_lines() for x in line.get_xdata()}
+    return {batch for batch in (1, 10, 100, 1000) if any(0.7 < x / batch < 1.4 for x in drawn)}
+
+
+def test_small_batches_are_looked_at_alone():
+    made = summary(large())
+    panels = {panel.get_title(): batches(panel) for panel in draw("epochs", made).figure.axes if panel.get_title()}
+    zoomed = {name: name.endswith(", small batches") for name in panels}
+    assert sum(zoomed.values()) == len(zoomed) / 2 == 3
+    assert panels == {name: {1, 10, 100} if zoomed[name] else {1, 10, 100, 1000} for name in panels}
+    drawn = draw("constant-small", made)
+    assert {row["batch"] for row in drawn.rows} == {1, 10, 100}
+    assert all(batches(panel) == {1, 10, 100} for panel in drawn.figure.axes if panel.get_title())
+
+
+def test_panels_are_named_after_the_regions_that_they_show():
+    needed = {region: 20 + 10 * place for place, region in enumerate(REGIONS)}
+    clipped = {"carry": "full", "batch": 10}
+    records = [run for region in REGIONS for run in seeds(*[needed[region]] * 2, region=region, **clipped)]
+    made = summary(records + seeds(5, 5, batch=10))
+
+    def shown(name):
+        found = {panel.get_title(): panel.get_lines() for panel in draw(name, made).figure.axes if panel.get_title()}
+        return {title: {y for line in lines for y in line.get_ydata()} - {5} for title, lines in found.items()}
+
+    assert shown("constant") == {
+        f"SGD, radius {radius}": {needed[f"{kind}({radius})"] for kind in ("Norm", "Component")}
+        for radius in (0.25, 0.5)
+    }
+    assert shown("adaptive-sgd") == {
+        f"{kind} ({sizes})": {needed[f"Adaptive({sizes}{moments})"]}
+        for sizes in ("2, 0", "1, 2")
+        for kind, moments in (("Welford", ""), ("EWMA", ", moments=EWMA(0.95)"))
+    }
+
+
+def test_rows_of_learning_rates_count_the_seeds():
+    records = seeds(10, 14, 12, lr=0.1) + seeds(20, math.inf, None, lr=0.01) + seeds(None, None, None, lr=0.001)
+    rows = {row["lr"]: row for row in draw("rates", summary(records)).rows}
+    same = {"optimizer": "sgd", "region": "", "method": "none", "batch": 50, "seeds": 3}
+    assert rows == {
+        0.1: {**same, "lr": 0.1, "median": 12.0, "reached": 3, "done": 3, "chosen": True},
+        0.01: {**same, "lr": 0.01, "median": "", "reached": 1, "done": 2, "chosen": False},
+        0.001: {**same, "lr": 0.001, "median": "", "reached": 0, "done": 0, "chosen": False},
+    }
+
+
 def test_a_hollow_point_has_learning_rates_to_come():
     records = seeds(10, 12, 14, batch=5) + seeds(None, None, None, batch=5, lr=0.01)
     records += seeds(7, 8, 9, batch=5, **METHODS["clip"])

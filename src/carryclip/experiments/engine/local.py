@@ -165,13 +165,26 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _kernel_ooms() -> int:
-    """How often the kernel has killed for want of memory, here or in this container."""
-    total = 0
-    for path in ("/proc/vmstat", "/sys/fs/cgroup/memory.events"):
+def _kernel_ooms(root: Path = Path("/")) -> int:
+    """How often the kernel has killed for want of memory: in this process's control group, else on the machine."""
+    for path in (*_memory_events(root), root / "proc/vmstat"):
         try:
-            for line in Path(path).read_text(encoding="ascii").splitlines():
-                total += int(line.split()[1]) if line.startswith("oom_kill ") else 0
-        except (OSError, ValueError):
+            words = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
+            return next(int(count) for name, count in words if name == "oom_kill")
+        except (OSError, ValueError, StopIteration):
             continue
-    return total
+    return 0
+
+
+def _memory_events(root: Path) -> list[Path]:
+    """Where control groups (version 2) count such kills: this process's own, then those around it.
+
+    A container may read the host's name of its group and have the group's files at the top, where the last one looks.
+    """
+    top = root / "sys/fs/cgroup"
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    own = next((top / line.removeprefix("0::/") for line in lines if line.startswith("0::/")), top)
+    return [folder / "memory.events" for folder in (own, *own.parents) if folder.is_relative_to(top)]

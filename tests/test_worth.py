@@ -112,6 +112,13 @@ def test_the_rule_of_removing(plain, carried, verdict):
     assert removes(plain, carried) == verdict
 
 
+def test_the_optimizers_own_bias_is_not_clippings():
+    plain, carried = Bias(3.6, 3.5, 3.7), Bias(1.2, 1.1, 1.3)
+    assert removes(plain, carried) == "in part"
+    assert removes(plain, carried, alone=Bias(1.3, 1.2, 1.4)) == "yes"
+    assert removes(Bias(1.3, 1.2, 1.4), carried, alone=Bias(1.3, 1.2, 1.4)) == "nothing to remove"
+
+
 @pytest.mark.parametrize(
     ("found", "verdict"),
     [
@@ -150,7 +157,7 @@ ids = {record.spec.id for cell in study({"clip": 3.0}).cells for record in cell.
 def test_answers_follow_the_numbers():
     found = {answer.question: answer.verdict for answer in answers(study())}
     assert found == {
-        answering.BIAS: "in part",
+        answering.BIAS: "yes",
         answering.BETTER: "yes",
         answering.GATE_BETTER: "yes",
         answering.THAN_NONE: "it hurts",
@@ -179,7 +186,7 @@ def test_a_study_of_trials_is_shown_as_such():
     (policies,), (peers,), (said,) = (parts[name] for name in ("policies", "peers", "answers"))
     assert policies[tables.HEADS["policies"].index("U-Clip")].startswith("▲ +1.9")
     assert peers[tables.HEADS["peers"].index("ZClip + U-Clip")].startswith("▲ +0.99")
-    assert said[3:] == ["in part", "yes", "yes", "it hurts", "no"]
+    assert said[3:] == ["yes", "yes", "yes", "it hurts", "no"]
     assert tables.together("answers", [parts, parts]) == [said, said]
     assert set(figures_of(summary)) == {"worth", "course"}
     worth = draw("worth", summary)
@@ -194,7 +201,27 @@ def test_a_study_of_trials_is_shown_as_such():
 def test_partial_trials_are_drawn_but_not_judged():
     summary = study(done=False)
     assert draw("worth", summary) is None
+    assert not any(tables.parts(summary).values())
     assert all(line[3] == "not yet" for line in tables.words(summary))
+
+
+def test_a_trial_of_which_one_seed_is_done_is_drawn():
+    whole = study()
+    records = [
+        record if record.spec.seed == 0 else Record(record.spec, "waiting", None, None, None, None, {})
+        for cell in whole.cells
+        for record in cell.records
+    ]
+    (summary,) = summarise(
+        "study", "A study", "small", records, lambda run: whole.epochs(run) if run in begun(records) else []
+    )
+    assert draw("worth", summary).rows
+    assert draw("course", summary).rows
+    assert answers(summary) == []
+
+
+def begun(records):
+    return {record.spec.id for record in records if record.state == "done"}
 
 
 def test_bias_where_nothing_moves():

@@ -125,13 +125,14 @@ def main(
         return 2
     if code == 130:
         return code
-    from carryclip.experiments.analysis.summary import summaries
+    from carryclip.experiments.analysis.summary import runs_of, summaries
     from carryclip.experiments.report.build import main as report
     from carryclip.experiments.terminal import table
 
     with Store(path) as opened:
         for summary in (each for study in chosen for each in summaries(opened, study.name)):
-            console.print(table(summary))
+            if runs_of(summary.cells)[0]:
+                console.print(table(summary))
     return report(store, [study.name for study in chosen], out, theory) or code
 
 

@@ -75,7 +75,7 @@ def parts(summary: Summary) -> dict[str, list[list[str]]]:
     """A trial's part of each table of all trials, a line for each region."""
     if summary.subject is None or summary.subject.kind == "frozen":
         return {}
-    found = blocks(summary)
+    found = [block for block in blocks(summary) if any(row.scores for row in block.rows)]
     return {
         "policies": [_line(summary, block, POLICIES) for block in found],
         "peers": [line for block in found if any((line := _line(summary, block, PEERS))[5:])],

@@ -60,8 +60,6 @@ class Row:
     scores: Mapping[int, float]
     """By seed, at the best learning rate; less is better."""
     bias: Bias | None
-    seconds: float
-    """Median of a run's."""
 
     @property
     def method(self) -> str:
@@ -104,10 +102,7 @@ def blocks(summary: Summary) -> list[Block]:
 def _row(summary: Summary, cell: Cell, batch: int) -> Row:
     larger = f", batch × {cell.batch / batch:g}" if cell.batch > batch else ""
     name = (cell.setting.method if cell.setting.method != "none" else "no clipping") + larger
-    records = cell.runs[cell.lr].values() if cell.lr is not None else ()
-    seconds = [record.seconds for record in records if record.seconds is not None]
-    middle = statistics.median(seconds) if seconds else math.nan
-    return Row(cell, name, cell.chosen, _bias(summary, cell), middle)
+    return Row(cell, name, cell.chosen, _bias(summary, cell))
 
 
 def effect(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Effect | None:

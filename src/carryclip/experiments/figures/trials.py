@@ -177,7 +177,7 @@ def _means(summary: Summary, cell: Cell, subject: Subject) -> list[dict[str, Any
     """By epoch, over the seeds at the best rate."""
     if cell.lr is None:
         return []
-    runs = [summary.epochs(record.spec.id) for record in cell.runs[cell.lr].values()]
+    runs = [summary.epochs(record.spec.id) for record in cell.runs[cell.lr].values() if record.state == "done"]
     steps = cell.records[0].spec.recipe.steps
     lines = []
     for epochs in zip(*runs, strict=False):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from carryclip.experiments.analysis import naming
 from carryclip.experiments.analysis.answers import BETTER, BIAS, GATE_BETTER, KEEPS_UP, THAN_NONE, answers, helps
 from carryclip.experiments.analysis.subjects import Kind
-from carryclip.experiments.analysis.summary import Summary
+from carryclip.experiments.analysis.summary import Summary, runs_of
 from carryclip.experiments.analysis.worth import FULL, GATED, PLAIN, Block, Row, blocks, stills
 
 ASKED = (BIAS, BETTER, GATE_BETTER, THAN_NONE, KEEPS_UP)
@@ -106,7 +106,9 @@ def _line(summary: Summary, block: Block, names: Sequence[str]) -> list[str]:
         gain = block.over(name)
         cells.append("" if gain is None else f"{MARKS.get(helps(gain, subject.little), '·')} {gain}")
     seen = _metric(summary, plain) if plain else ""
-    return [KINDS[subject.kind], subject.title, block.label, subject.words, seen, *cells]
+    done, planned = runs_of(row.cell for row in block.rows)
+    title = subject.title + ("" if done == planned else " (partial)")
+    return [KINDS[subject.kind], title, block.label, subject.words, seen, *cells]
 
 
 def _verdicts(summary: Summary) -> list[list[str]]:

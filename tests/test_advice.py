@@ -12,14 +12,15 @@ from carryclip import Adaptive, Component, Gated, Norm
 from carryclip.torch import UClip
 
 
-def watch(region, draw, steps=400, size=50, dtype=torch.float32, seed=0):
+def watch(region, draw, steps=400, size=50, dtype=torch.float32, seed=0, kind=optim.SGD):
     rng = np.random.default_rng(seed)
     p = nn.Parameter(torch.zeros(size, dtype=dtype))
-    optimizer = optim.SGD([p], lr=0.0)
+    optimizer = kind([p], lr=0.0)
     clipper = UClip(optimizer, region, observe=True)
     for _ in range(steps):
         p.grad = torch.tensor(draw(rng, size)).to(dtype)
         optimizer.step()
+    clipper.watched = optimizer  # it does not keep it alive by itself
     return clipper
 
 
@@ -81,6 +82,16 @@ def test_a_known_mean_and_bias_are_found_for_a_norm():
     text = str(advice)
     assert "Observed 1000 steps" in text
     assert re.search(r"clipper = UClip\(optimizer, Norm\([\d.]+\)", text)
+
+
+def test_optimizers_that_divide_by_the_gradients_size_are_advised_against_a_carry():
+    def draw(rng, size):
+        return (20.0 if rng.random() < 0.05 else 0.0) * np.eye(size)[0] + 0.1 * rng.standard_normal(size)
+
+    advice = {kind: watch(Norm(1.0), draw, steps=600, kind=kind).advise() for kind in (optim.SGD, optim.AdamW)}
+    assert advice[optim.SGD].line.endswith("carry=Gated())")
+    assert advice[optim.AdamW].line.endswith("carry=False)")
+    assert "divides gradients by their own size" in str(advice[optim.AdamW])
 
 
 def test_a_radius_below_the_mean_is_called_so():

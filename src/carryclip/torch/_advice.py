@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,11 @@ LEAST_STEPS = 20
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
 NEGLIGIBLE_BIAS = 0.01
 LARGE_CARRY = 10.0
+DIVIDING = tuple(
+    getattr(torch.optim, name)
+    for name in ("Adadelta", "Adafactor", "Adagrad", "Adam", "Adamax", "AdamW", "NAdam", "RAdam", "RMSprop", "Rprop")
+)
+"""Optimizers that divide gradients by a running average of their size, or look at their signs alone."""
 
 
 @dataclass(frozen=True)
@@ -124,8 +130,8 @@ class Observer:
         for memory in (self._samples, self._metrics, self._skips):
             memory.clear()
 
-    def advise(self, layout: Layout, step: int) -> Advice:
-        """Judge the remembered steps."""
+    def advise(self, layout: Layout, step: int, optimizers: Sequence[torch.optim.Optimizer] = ()) -> Advice:
+        """Judge the remembered steps, for those who will be given the updates."""
         skipped = [False if skip is None else bool(skip) for skip in self._skips]
         good = [k for k, skip in enumerate(skipped) if not skip]
         if len(good) < LEAST_STEPS:
@@ -150,7 +156,13 @@ class Observer:
             quantile = view.size_quantile(0.9 if isinstance(region, Norm) else 0.99)
             suggested = _two_digits_up(max(quantile, 0.0 if math.isnan(mean_size) else 2 * mean_size))
             suggested_bias = view.bias(suggested)
-            choice, reason = _choose_policy(mean_size, suggested, suggested_bias, quantiles[1.0])
+            choice, reason = _choose_policy(
+                mean_size,
+                suggested,
+                suggested_bias,
+                quantiles[1.0],
+                any(isinstance(each, DIVIDING) for each in optimizers),
+            )
             call = f"{type(region).__name__}({suggested:g})"
         else:
             call = repr(region)
@@ -188,10 +200,16 @@ def check_observable(layout: Layout) -> None:
         )
 
 
-def _choose_policy(mean: float, radius: float, bias: float, largest: float) -> tuple[str, str]:
+def _choose_policy(mean: float, radius: float, bias: float, largest: float, divides: bool) -> tuple[str, str]:
     """(argument to paste, why), for the suggested radius."""
     if bias < NEGLIGIBLE_BIAS:
         return ", carry=False", "At the suggested radius plain clipping has next to no bias, so a carry buys nothing."
+    if divides:
+        return (
+            ", carry=False",
+            "This optimizer divides gradients by their own size, so that shorter ones cost it little, while a carry "
+            "slowed it down in every trial.",
+        )
     if largest > Gated().cap * radius:
         return ", carry=Gated()", f"There are spikes of {largest / radius:.3g} radii; Gated bounds what is paid back."
     if not radius > 2.1 * mean:
@@ -199,7 +217,11 @@ def _choose_policy(mean: float, radius: float, bias: float, largest: float) -> t
             ", carry=Gated()",
             "The mean gradient is not far below the radius; Gated keeps the carry from winding up.",
         )
-    return "", "The radius is well above the mean gradient, so the full carry drains and removes the bias."
+    return (
+        ", carry=Gated()",
+        "The radius is well above the mean gradient, so the carry drains and removes the bias; Gated bounds what a "
+        "spike can do.",
+    )
 
 
 class _View:

@@ -192,7 +192,7 @@ class UClip:
             raise RuntimeError(
                 "advise() needs observed steps: attach with UClip(optimizer, region, observe=True) and train on."
             )
-        return self._observer.advise(self._layout, max(self.ledger.steps - 1, 0))
+        return self._observer.advise(self._layout, max(self.ledger.steps - 1, 0), self.optimizers)
 
     def remove(self, *, forget: bool = False) -> None:
         """Take the hooks off. The carry stays in the optimizer's state, where attaching again finds it.

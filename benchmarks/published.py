@@ -32,6 +32,7 @@ PAGES = {
     DOCS / "experiments" / "results.md": ("results", "slice"),
     DOCS / "experiments" / "imagenet.md": ("imagenet",),
     DOCS / "when-to-use.md": ("evidence",),
+    DOCS.parent / "README.md": ("evidence",),
 }
 """Each with what it shows."""
 
@@ -78,11 +79,19 @@ def claims(folder: Path) -> str:
 
 
 def trials(folder: Path, what: str) -> str:
-    """A table of all trials, or with "seen ANCHOR" that of one."""
+    """A table of all trials."""
     told = json.loads((folder / "claims.json").read_text(encoding="utf-8"))
-    kind, _, anchor = what.partition(" ")
-    found = told["trials"][anchor] if kind == "seen" else told["together"][kind]
+    if what == "brief":
+        return brief(told["together"]["policies"])
+    found = told["together"][what]
     return lines(found["heads"], found["table"])
+
+
+def brief(found: dict[str, list]) -> str:
+    """The carry's columns of that table alone."""
+    heads = ("large gradients are", "trial", "clipping", "judged by", "U-Clip", "U-Clip, Gated")
+    places = [found["heads"].index(head) for head in heads]
+    return lines(list(heads), [[line[place] for place in places] for line in found["table"]])
 
 
 def filled(page: Path) -> str:

@@ -125,8 +125,10 @@ def test_the_optimizers_own_bias_is_not_clippings():
         (effect_of(0.1, 0.3), "yes"),
         (effect_of(-0.01, 0.01), "yes"),
         (effect_of(-0.04, -0.01), "yes"),  # surely worse, but by nothing that matters
+        (effect_of(-0.04, 0.4), "yes"),
         (effect_of(-0.4, -0.1), "no"),
         (effect_of(-0.4, 0.4), "inconclusive"),
+        (effect_of(0.1, 0.3, seeds=2), "inconclusive"),
     ],
 )
 def test_the_rule_of_keeping_up(found, verdict):

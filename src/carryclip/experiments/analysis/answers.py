@@ -63,11 +63,12 @@ def removes(plain: Bias | None, carried: Bias | None, alone: Bias | None = None)
 
 
 def keeps_up(effect: Effect | None, little: float) -> Verdict:
-    """Whether a method is as good as another: it may be better, or not be told apart from it."""
-    found = helps(effect, little)
-    if found == "it hurts" and effect is not None and effect.mean >= -little:
+    """Whether a method is as good as another: the whole interval says that what it may lack is next to nothing."""
+    if effect is None or effect.seeds < SEEDS or math.isnan(effect.mean):
+        return "inconclusive"
+    if effect.low >= -little:
         return "yes"
-    return {"yes": "yes", "it hurts": "no", "no difference": "yes"}.get(found, "inconclusive")  # type: ignore[return-value]
+    return "no" if effect.high < 0.0 else "inconclusive"
 
 
 def answers(summary: Summary) -> list[Answer]:

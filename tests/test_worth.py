@@ -200,6 +200,16 @@ def test_a_study_of_trials_is_shown_as_such():
     assert [(row["steps"], row["carry"]) for row in ends] == [(10, 2.0), (20, 4.0)]
 
 
+def test_what_else_was_measured_stands_in_the_table():
+    given = {"task": "bandit", "optimizer": "sgd", "batch": 8, "epochs": 1, "steps": 10, "seed": 0, "lr": 0.1}
+    spec = Spec.read({**given, "region": "Norm(0.1)"})
+    epochs = [Epoch(1, loss=1.0, metrics={"reward": 1.25, "best_arm": 0.75})]
+    record = Record(spec, "done", "reached", 1, 1.0, None, {})
+    (summary,) = summarise("study", "A study", "small", [record], lambda run: epochs)
+    (line,) = tables.words(summary)
+    assert dict(zip(tables.heads(summary), line, strict=True))["chance of the best arm"] == "0.75"
+
+
 def test_partial_trials_are_drawn_but_not_judged():
     summary = study(done=False)
     assert draw("worth", summary) is None

@@ -29,6 +29,7 @@ class Subject:
         little: a difference that nobody would care about.
         bias: name of a metric whose mean over seeds is off by the bias, if there is one.
         unbiased: what that mean should be.
+        also: what else is shown, by name and in words.
     """
 
     title: str
@@ -40,6 +41,7 @@ class Subject:
     little: float
     bias: str | None = None
     unbiased: float = 0.0
+    also: tuple[tuple[str, str], ...] = ()
 
     def score(self, epochs: Callable[[str], Sequence[Epoch]]) -> Callable[[Record], float]:
         """Of a run that is done: its metric, turned so that less is better; infinite if it came to nothing."""
@@ -80,6 +82,7 @@ def _softmax(recipe: recipes.Softmax) -> Subject:
         higher=False,
         little=0.002,
         bias="iterate",
+        also=(("rare_share", "rare classes are given, by their due"),),
     )
 
 
@@ -123,6 +126,7 @@ def _bandit(recipe: recipes.Bandit) -> Subject:
         "expected reward",
         higher=True,
         little=0.01,
+        also=(("best_arm", "chance of the best arm"),),
     )
 
 
@@ -138,6 +142,11 @@ def _text(recipe: recipes.Text) -> Subject:
         little=0.01,
         bias="rare_share",
         unbiased=1.0,
+        also=(
+            ("rare_loss", "loss on rare bytes"),
+            ("rare_share", "rare bytes are given, by their due"),
+            ("frequent_share", "frequent bytes"),
+        ),
     )
 
 
@@ -161,4 +170,5 @@ def _classify(recipe: recipes.Classify) -> Subject:
         "balanced accuracy on test images",
         higher=True,
         little=0.01,
+        also=(("tail_recall", "recall of the rarer half"), ("calibration_error", "calibration error")),
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from carryclip.experiments.analysis import naming
 from carryclip.experiments.analysis.answers import BETTER, BIAS, GATE_BETTER, KEEPS_UP, THAN_NONE, answers, helps
-from carryclip.experiments.analysis.subjects import Kind
+from carryclip.experiments.analysis.subjects import Kind, last
 from carryclip.experiments.analysis.summary import Summary, runs_of
 from carryclip.experiments.analysis.worth import FULL, GATED, PLAIN, Block, Row, blocks, stills
 
@@ -29,7 +29,8 @@ def heads(summary: Summary) -> list[str]:
     if subject.kind == "frozen":
         return ["radius / mean gradient", "method", "bias along the mean gradient (%)"]
     bias = ["bias"] if subject.bias else []
-    return ["clipping", "method", "best lr", subject.words, "better than plain clipping by", *bias]
+    also = [words for _, words in subject.also]
+    return ["clipping", "method", "best lr", subject.words, "better than plain clipping by", *bias, *also]
 
 
 def words(summary: Summary) -> list[list[str]]:
@@ -52,8 +53,16 @@ def words(summary: Summary) -> list[list[str]]:
                 _metric(summary, row),
                 "" if over is None else str(over),
             ]
-            table.append([*line, str(row.bias or "")] if subject.bias else line)
+            bias = [str(row.bias or "")] if subject.bias else []
+            table.append([*line, *bias, *(_also(summary, row, name) for name, _ in subject.also)])
     return table
+
+
+def _also(summary: Summary, row: Row, name: str) -> str:
+    """The mean of another metric over the seeds, at the best learning rate for the one that counts."""
+    records = row.cell.runs[row.cell.lr].values() if row.cell.lr is not None else ()
+    seen = [value for each in records if (value := last(summary.epochs(each.spec.id), name)) is not None]
+    return f"{statistics.fmean(seen):.3g}" if seen else ""
 
 
 def _percent(mean: float, low: float, high: float) -> str:

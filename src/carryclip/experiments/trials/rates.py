@@ -12,7 +12,7 @@ def cosine(step: int, steps: int, *, warmup: float = 0.0, floor: float = 0.0) ->
     """Rising linearly over a share of the steps, then falling by a cosine to a share of its peak.
 
     >>> [round(cosine(step, 101, warmup=0.1, floor=0.1), 3) for step in (0, 9, 10, 55, 100)]
-    [0.1, 1.0, 1.0, 0.557, 0.1]
+    [0.1, 1.0, 1.0, 0.55, 0.1]
     """
     warm = round(warmup * steps)
     if step < warm:

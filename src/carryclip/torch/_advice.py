@@ -207,8 +207,8 @@ def _choose_policy(mean: float, radius: float, bias: float, largest: float, divi
     if divides:
         return (
             ", carry=False",
-            "This optimizer divides gradients by their own size, so that shorter ones cost it little, while a carry "
-            "slowed it down in every trial.",
+            "This optimizer divides gradients by their own size, so that shorter ones cost it little; a carry helped "
+            "it in no trial.",
         )
     if largest > Gated().cap * radius:
         return ", carry=Gated()", f"There are spikes of {largest / radius:.3g} radii; Gated bounds what is paid back."

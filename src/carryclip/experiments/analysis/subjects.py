@@ -98,17 +98,19 @@ def _regression(recipe: recipes.Regression) -> Subject:
             higher=False,
             little=0.0,
         )
+    kinds: dict[str, Kind] = {"skewed": "signal", "heavy": "corruption", "normal": "ordinary"}
+    kind: Kind = "corruption"
     if recipe.spike >= 0:
-        title, kind = "One spiked batch", "corruption"
+        title = "One spiked batch"
     elif recipe.start >= FAR:
-        title, kind = "Radius below the mean gradient", "corruption"
+        title = "Radius below the mean gradient"
     else:
         title = {"skewed": "Skewed noise", "heavy": "Symmetric heavy tails", "normal": "Normal noise"}[recipe.law]
-        kind = {"skewed": "signal", "heavy": "corruption", "normal": "ordinary"}[recipe.law]
+        kind = kinds[recipe.law]
     return Subject(
         title,
         f"linear regression in {size}, {recipe.law} noise, from a distance of {recipe.start:g}",
-        kind,  # type: ignore[arg-type]
+        kind,
         "distance",
         "distance from the optimum",
         higher=False,
@@ -152,10 +154,11 @@ def _text(recipe: recipes.Text) -> Subject:
 
 def _classify(recipe: recipes.Classify) -> Subject:
     source = SOURCES[recipe.source]
+    kind: Kind = "corruption"
     if recipe.noise:
-        title, kind, setting = f"Wrong labels, {source}", "corruption", f"{recipe.noise:.0%} of the labels are wrong"
+        title, setting = f"Wrong labels, {source}", f"{recipe.noise:.0%} of the labels are wrong"
     elif recipe.spike >= 0:
-        title, kind = f"One broken batch, {source}", "corruption"
+        title = f"One broken batch, {source}"
         setting = f"the images of step {recipe.spike:,} are 100 times as bright"
     elif recipe.imbalance > 1.0:
         title, kind = f"Long tail, {source}", "signal"
@@ -165,7 +168,7 @@ def _classify(recipe: recipes.Classify) -> Subject:
     return Subject(
         title,
         setting,
-        kind,  # type: ignore[arg-type]
+        kind,
         "balanced_accuracy",
         "balanced accuracy on test images",
         higher=True,

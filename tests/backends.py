@@ -12,6 +12,7 @@ import carryclip.optax
 from carryclip import Capped, reference
 from carryclip.torch import UClip, _compiled
 from cases import GROUPS
+from seam import as_on_a_device, force
 
 
 class Trace(NamedTuple):
@@ -65,7 +66,7 @@ def run_compiled(*case: Any) -> Trace:
     """Tensors however small as compiled functions; only single numbers stay out, for which a second one is made."""
 
     def prepare(clipper: UClip) -> None:
-        clipper._engine.small = clipper._engine.worth = 2
+        force(clipper, small=2, worth=2)
 
     found = run_torch(*case, prepare=prepare, compile=True)
     assert not _compiled._broken, "it went on uncompiled, so nothing was tested"
@@ -75,10 +76,6 @@ def run_compiled(*case: Any) -> Trace:
 def run_device(*case: Any) -> Trace:
     """As on a device whose values cannot be read without waiting."""
     return run_torch(*case, prepare=as_on_a_device)
-
-
-def as_on_a_device(clipper: UClip) -> None:
-    clipper._engine._on_host = lambda layout: False
 
 
 def run_optax(region: Any, policy: Any, gradients: list, dtype: str, nonfinite: str = "skip") -> Trace:

@@ -11,7 +11,7 @@ import torch
 from torch import nn, optim
 from torch._dynamo.utils import counters
 
-from backends import as_on_a_device
+from seam import as_on_a_device, force, stepper
 from carryclip import EWMA, Adaptive, Component, Gated, Norm
 from carryclip.algorithm import Age, Buffers, Rule, age
 from carryclip.torch import UClip, _compiled
@@ -36,7 +36,7 @@ def pair(region, **options):
         params = [nn.Parameter(torch.zeros(shape)) for shape in ((5, 4), (7,), (2, 3, 4))]
         optimizer = optim.AdamW(params, lr=0.1, fused=True)
         clipper = UClip(optimizer, region, compile=compile, metrics_every=2, **options)
-        clipper._engine.small = clipper._engine.worth = 2
+        force(clipper, small=2, worth=2)
         made.append((params, optimizer, clipper))
     return made
 
@@ -78,7 +78,7 @@ def test_neither_schedules_nor_other_models_compile_anew():
     def train(region, sizes, steps):
         params = [nn.Parameter(torch.zeros(size)) for size in sizes]
         clipper = UClip(params, region, compile=True, metrics_every=0)
-        clipper._engine.small = clipper._engine.worth = 2
+        force(clipper, small=2, worth=2)
         for _ in range(steps):
             for p in params:
                 p.grad = torch.randn_like(p)
@@ -102,7 +102,7 @@ def test_nothing_is_lost_in_bfloat16(region):
     torch.manual_seed(0)
     p = nn.Parameter(torch.zeros(257, dtype=torch.bfloat16))
     clipper = UClip([p], region, compile=True, metrics_every=0)
-    clipper._engine.small = clipper._engine.worth = 2
+    force(clipper, small=2, worth=2)
     given, sent = torch.zeros(257, dtype=torch.float64), torch.zeros(257, dtype=torch.float64)
     for _ in range(200):
         p.grad = (0.1 * torch.randn(257)).bfloat16()
@@ -123,9 +123,9 @@ def test_one_kernel_for_each_array(region):
     buffers = Buffers(**{name: torch.tensor(3) if name == "count" else torch.zeros(100) for name in rule.buffers})
     verdict = None
     if region.joint:
-        from carryclip.algorithm import Verdict
+        from carryclip.algorithm import Scaling
 
-        verdict = Verdict(scale=torch.tensor(0.5))
+        verdict = Scaling(scale=torch.tensor(0.5))
     clock = age(xp, rule, buffers.count, torch.float32) if buffers.count is not None else Age()
     torch.compiler.reset()
     _compiled._apply.cache_clear()
@@ -192,7 +192,7 @@ def test_the_choice_survives_a_copy_and_is_checked():
     p.grad = torch.full_like(p, 3.0)
     clipper.clip_()
     twin = copy.deepcopy(clipper)
-    assert twin._engine.compile == "auto"
+    assert stepper(twin).compile == "auto"
     assert twin.carry(0).dtype == torch.bfloat16
     for wrong in ("yes", 1, None):
         with pytest.raises(ValueError, match='compile must be True, False or "auto"'):

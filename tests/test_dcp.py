@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
 from carryclip import EWMA, Adaptive, Component, Gated, Norm, Welford
 from carryclip.torch import LocalUClip, UClip
 from spread import KINDS, STEPS, batches, check_same, full, model
+from seam import ledger
 
 HALF = STEPS // 2
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*:UserWarning:torch")
@@ -54,7 +55,7 @@ def load(net, opt, path, **how):
 
 def outcome(net, clipper):
     params = [full(p.detach()).clone() for p in net.parameters()]
-    return params, [full(clipper.carry(p)).clone() for p in net.parameters()], clipper.ledger.steps
+    return params, [full(clipper.carry(p)).clone() for p in net.parameters()], ledger(clipper).steps
 
 
 def on_two(rank, path, what, kind, optimizer):
@@ -180,9 +181,9 @@ def asked(form, region, carry, often):
         for _ in range(often):
             get_state_dict(net, opt)
         train(net, opt, [0], slice(step, step + 1))
-    ledger = clipper.ledger if form == "UClip" else clipper._stage.ledger
+    kept = ledger(clipper)
     found = [x.detach().clone() for p in net.parameters() for x in (p, clipper.carry(p))]
-    return [*found, *(x for feed in ledger.feeds.values() for x in feed)], ledger.steps, dict(clipper.metrics())
+    return [*found, *(kept.feed or ())], kept.steps, dict(clipper.metrics())
 
 
 @pytest.mark.parametrize("form", ["UClip", "LocalUClip"])
@@ -210,7 +211,7 @@ def test_a_state_that_is_asked_for_has_the_carry_and_no_samples(observe):
     opt = torch.optim.AdamW(net.parameters(), lr=0.05)
     clipper = UClip(opt, Adaptive(1, 2, Welford()), Gated(), observe=observe)
     get_state_dict(net, opt)
-    assert clipper.ledger.steps == 0
+    assert ledger(clipper).steps == 0
     assert clipper.metrics().step == -1
     for p in net.parameters():
         ours = {name: entry for name, entry in opt.state[p].items() if name.startswith("uclip_")}

@@ -8,6 +8,7 @@ import torch
 from carryclip import Norm
 from carryclip.torch import UClip
 from spread import KINDS, STEPS, alone, batches, check_same, model
+from seam import ledger
 
 CONFIG = {
     "train_batch_size": 8,
@@ -81,7 +82,7 @@ def run(rank, stage, region, carry, groups):
         train(engine, batches(rank))
     except TypeError as error:
         return str(error)
-    return weights(net, stage), clipper.ledger.steps
+    return weights(net, stage), ledger(clipper).steps
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -115,9 +116,9 @@ def halved(rank, region, carry):
     """In bfloat16 stage 0 DeepSpeed takes a step while it is being set up."""
     _, engine, clipper = start(rank, 0, region, carry, 1, bf16={"enabled": True})
     states = clipper.optimizers[0].state
-    before = clipper.ledger.steps, {int(state["uclip_count"]) for state in states.values()}
+    before = ledger(clipper).steps, {int(state["uclip_count"]) for state in states.values()}
     train(engine, [(inputs.bfloat16(), targets.bfloat16()) for inputs, targets in batches(rank)])
-    return before, (clipper.ledger.steps, {int(state["uclip_count"]) for state in states.values()})
+    return before, (ledger(clipper).steps, {int(state["uclip_count"]) for state in states.values()})
 
 
 @pytest.mark.parametrize("kind", ["component gated", "adaptive"])
@@ -151,7 +152,7 @@ def resumed(rank, stage, kind, folder):
     other, again, clipper = start(rank, stage, *KINDS[kind], 1)
     again.load_checkpoint(folder)
     train(again, steps[6:])
-    return weights(net, stage), weights(other, stage), clipper.ledger.steps
+    return weights(net, stage), weights(other, stage), ledger(clipper).steps
 
 
 @pytest.mark.parametrize("stage", [0, 1, 3])

@@ -76,7 +76,7 @@ def surroundings():
 @pytest.mark.parametrize("page", SNIPPETS, ids=lambda page: page.name)
 def test_snippets_run(page, monkeypatch):
     """Blocks of a page share their names; a page may attach again and again, which a program may not."""
-    monkeypatch.setattr("carryclip.torch._targets.claim", lambda clipper, params, watch_only: None)
+    monkeypatch.setattr("carryclip.torch._foreign.claim", lambda clipper, params, watch_only: None)
     names = surroundings()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CarryClipWarning)

@@ -14,6 +14,7 @@ from carryclip import Component, Gated, Norm
 from carryclip.diagnosis import CarryClipWarning
 from carryclip.integrations.loggers import NAMES, log_to, scalars
 from carryclip.torch import UClip
+from seam import ledger
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -60,7 +61,7 @@ def check_reported(caught, remedy):
 
 def test_looking_at_the_callers_keeps_nothing_of_theirs():
     """A frame that was looked into would hold the first batch until the training is over."""
-    from carryclip.torch._callers import owners
+    from carryclip.torch._foreign import owners
 
     source = """
 def fit(self, owners, weakref):
@@ -171,7 +172,7 @@ def test_lightning_resumes_bit_equal(tmp_path, region):
     _, resumed = lightning_fit(tmp_path, callback, epochs=2, checkpoint=path)
     _, whole = lightning_fit(tmp_path, UClipCallback(region, Gated()), epochs=2)
     torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
-    assert callback.clippers[0].ledger.steps == 2 * STEPS
+    assert ledger(callback.clippers[0]).steps == 2 * STEPS
 
 
 @pytest.mark.parametrize("form", ["callback", "own"])
@@ -289,11 +290,11 @@ def test_the_hf_trainer_clips_and_resumes_bit_equal(tmp_path, region, form):
     whole.train()
     clipped = [line["uclip/after_clip/update_norm"] for line in whole.state.log_history if "loss" in line]
     assert len(clipped) == STEPS // 3
-    assert callback.clipper.ledger.steps == STEPS
+    assert ledger(callback.clipper).steps == STEPS
     resumed, again = make()
     resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{STEPS // 2}"))
     torch.testing.assert_close(weights(resumed), weights(whole), rtol=0, atol=0)
-    assert again.clipper.ledger.steps == STEPS
+    assert ledger(again.clipper).steps == STEPS
     bare = hf_trainer(tmp_path)
     bare.train()
     assert any(not torch.equal(p, q) for p, q in zip(weights(bare), weights(whole), strict=True))
@@ -380,7 +381,7 @@ def test_accelerate_saves_and_resumes_the_carry(tmp_path, when):
                     optimizer.zero_grad()
         if save:
             accelerator.save_state(save)
-        return [p.detach() for p in module.parameters()], clipper.ledger.steps
+        return [p.detach() for p in module.parameters()], ledger(clipper).steps
 
     whole = train(range(STEPS))
     half = train(range(STEPS // 2), save=str(tmp_path / "half"))
@@ -431,7 +432,7 @@ def lightning_on_two(rank, folder):
         trainer, params = lightning_fit(folder, callback, epochs, checkpoint, devices=2)
         (clipper,) = callback.clippers
         runs.append([x.clone() for x in (*params, *map(clipper.carry, range(4)))])
-        return trainer.checkpoint_callback.best_model_path, clipper.ledger.steps
+        return trainer.checkpoint_callback.best_model_path, ledger(clipper).steps
 
     settle_in(rank)
     runs = []

@@ -8,27 +8,20 @@ import torch
 from torch import nn, optim
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from backends import as_on_a_device
+from seam import as_on_a_device, force, ledger
 from carryclip import EWMA, Adaptive, Capped, Component, Gated, Leaky, Norm, Sign
-from carryclip.torch import UClip, _inplace
+from carryclip.torch import UClip
 
 REGIONS = [Component(0.5), Norm(3.0), Norm(1.0, over="tensor"), Adaptive(1, 1, EWMA()), Sign(0.5)]
 
 
 def in_pieces(clipper):
     """Only the pure functions."""
-    clipper._engine._suits = lambda rule, sizes: False
+    force(clipper, way="pure", chunk=10**9)
 
 
 def whole(clipper):
     """Nothing special."""
-
-
-@pytest.fixture
-def tiny_chunks(monkeypatch):
-    """Cut at sizes that tests can afford."""
-    monkeypatch.setattr(_inplace, "SLAB", 50)
-    monkeypatch.setattr("carryclip.torch._work.CHUNK", 40)
 
 
 def shapes():
@@ -50,7 +43,7 @@ def trace(region, carry, prepare, dtype=torch.float32, small=30, steps=8, **opti
     # Without the empty one all vectors of a norm per tensor take part, and no gate is looked up by its number.
     params = [nn.Parameter(x.to(dtype)) for x in shapes() if x.numel() or getattr(region, "over", "") != "tensor"]
     clipper = UClip(params, region, carry=carry, metrics_every=1, **options)
-    clipper._engine.small = small
+    force(clipper, small=small, chunk=50)
     prepare(clipper)
     rows = []
     for k in range(steps):
@@ -60,20 +53,17 @@ def trace(region, carry, prepare, dtype=torch.float32, small=30, steps=8, **opti
         if k == 5:
             params[1].grad[0, 0, 0, 0] = math.nan
         clipper.clip_()
-        gates = [x for feed in clipper.ledger.feeds.values() for x in feed]
+        gates = ledger(clipper).feed or ()
         rows.append([x.clone() for p in params for x in (p.grad, clipper.carry(p), *gates) if x is not None])
     return rows, dict(clipper.metrics()), clipper.nonfinite_parameters()
 
 
-@pytest.mark.usefixtures("tiny_chunks")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("carry", [True, False, Capped(3), Leaky(0.5), Gated(decay=0.5)], ids=repr)
 @pytest.mark.parametrize("region", REGIONS, ids=repr)
 @pytest.mark.parametrize("way", [whole, as_on_a_device], ids=lambda f: f.__name__)
 def test_all_ways_lead_to_the_same(way, region, carry, dtype):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("carryclip.torch._work.CHUNK", 10**9)
-        expected, figures, bad = trace(region, carry, in_pieces, dtype, small=0)
+    expected, figures, bad = trace(region, carry, in_pieces, dtype, small=0)
     actual, mine, blamed = trace(region, carry, way, dtype)
     narrow = dtype == torch.bfloat16
     tolerance = {"rtol": 0.0, "atol": 0.0}  # coordinates are clipped each by itself
@@ -87,7 +77,6 @@ def test_all_ways_lead_to_the_same(way, region, carry, dtype):
     assert figures["skipped_steps"] == 1
 
 
-@pytest.mark.usefixtures("tiny_chunks")
 @pytest.mark.parametrize("region", [Component(0.5), Norm(3.0), Norm(1.0, over="tensor")], ids=repr)
 def test_measuring_changes_no_bit(region):
     """A resumed run measures at other steps than the first one did."""
@@ -96,6 +85,7 @@ def test_measuring_changes_no_bit(region):
         torch.manual_seed(0)
         params = [nn.Parameter(x) for x in shapes()]
         clipper = UClip(params, region, metrics_every=every)
+        force(clipper, small=30, chunk=50)
         for _ in range(6):
             for p in params:
                 p.grad = torch.randn_like(p)

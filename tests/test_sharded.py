@@ -10,6 +10,7 @@ from torch import nn
 from carryclip import Component, Norm
 from carryclip.torch import UClip
 from spread import KINDS, STEPS, alone, batches, check_same, full, model
+from seam import force
 
 
 def sharded(rank, region, carry, optimizer, options):
@@ -25,7 +26,7 @@ def sharded(rank, region, carry, optimizer, options):
     device_path = options.pop("device_path", False)
     clipper = UClip(opt, region, carry, metrics_every=1, **options)
     if device_path:
-        clipper._engine._on_host = lambda gradients: False
+        force(clipper, host=False)
     told = []
     for inputs, targets in batches(rank):
         opt.zero_grad()
@@ -130,7 +131,7 @@ def spoiled(rank, region, nonfinite, optimizer, fused, device_path=False):
     opt = optimizer(net.parameters(), lr=0.05, **({"fused": True} if fused else {}))
     clipper = UClip(opt, region, nonfinite=nonfinite, metrics_every=1)
     if device_path:
-        clipper._engine._on_host = lambda gradients: False
+        force(clipper, host=False)
     before, after, errors = [], [], []
     for step, (inputs, targets) in enumerate(batches(rank)):
         opt.zero_grad()
@@ -222,7 +223,7 @@ def counted_collectives(rank, region, carry, nonfinite, metrics_every):
     """How many collectives, and of how many numbers, each step of FSDP2 makes on behalf of the clipping."""
     from torch.distributed.fsdp import fully_shard
 
-    from carryclip.torch import _exchange
+    from carryclip.torch import _agree
 
     net = fully_shard(model())
     opt = torch.optim.SGD(net.parameters(), lr=0.05)
@@ -234,7 +235,7 @@ def counted_collectives(rank, region, carry, nonfinite, metrics_every):
         sizes[-1].append(tensor.numel())
         return plain(tensor, *args, **kwargs)
 
-    _exchange.dist.all_reduce = counting
+    _agree.dist.all_reduce = counting
     try:
         for inputs, targets in batches(rank):
             opt.zero_grad()
@@ -242,7 +243,7 @@ def counted_collectives(rank, region, carry, nonfinite, metrics_every):
             sizes.append([])
             opt.step()
     finally:
-        _exchange.dist.all_reduce = plain
+        _agree.dist.all_reduce = plain
     return sizes
 
 

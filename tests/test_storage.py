@@ -18,6 +18,7 @@ from carryclip.precision import stochastic
 from carryclip.torch import UClip
 from carryclip.torch._namespace import xp as torch_namespace
 from compilers import needs_compiler
+from seam import force
 
 
 def rounded(values, seed):
@@ -59,7 +60,7 @@ def test_both_frameworks_round_alike():
 def clip_torch(narrow, gradients, region, **options):
     p = nn.Parameter(torch.zeros(gradients.shape[1:]))
     clipper = UClip([p], region, carry_dtype=narrow, moments_dtype=narrow, metrics_every=0, **options)
-    clipper._engine.small = clipper._engine.worth = 2
+    force(clipper, small=2, worth=2)
     sent = []
     for gradient in gradients:
         p.grad = torch.tensor(gradient)

@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from carryclip import Component, Gated, Norm
 from carryclip.torch import NonFiniteGradientError, UClip, uclipped
 from spread import KINDS, STEPS, alone, batches, check_same, model
+from seam import ledger
 
 
 def attach(net, region, carry, optimizer, form):
@@ -66,7 +67,7 @@ def resumed(rank, region, carry, form):
     again, twin = attach(other, region, carry, torch.optim.AdamW, form)
     again.load_state_dict(saved[0])
     train(other, again, steps[6:])
-    left = [clipper.ledger.steps, float(clipper.ledger.skipped)], [twin.ledger.steps, float(twin.ledger.skipped)]
+    left = [ledger(clipper).steps, float(ledger(clipper).skipped)], [ledger(twin).steps, float(ledger(twin).skipped)]
     return [p.detach() for p in net.parameters()], [p.detach() for p in other.parameters()], left
 
 
@@ -134,7 +135,7 @@ def gated(params, gradients, group=None):
             for param, found in zip(column, gradients(step), strict=True):
                 param.grad = None if found[k] is None else found[k].clone()
         opt.step()
-    return [clipper.carry(p) for column in params for p in column], [x.clone() for x in clipper.ledger.feeds[0]]
+    return [clipper.carry(p) for column in params for p in column], [x.clone() for x in ledger(clipper).feed]
 
 
 def gated_apart(rank):

@@ -17,6 +17,25 @@ class NumpyNamespace:
     sum = staticmethod(np.sum)
     isfinite = staticmethod(np.isfinite)
     finfo = staticmethod(np.finfo)
+    maximum = staticmethod(np.maximum)
+    max = staticmethod(np.max)
+
+    @staticmethod
+    def vector(values: list[Any], like: Any) -> np.ndarray:
+        """Scalars, or vectors, end to end."""
+        if values and getattr(values[0], "ndim", 0):
+            return np.concatenate(values)
+        return np.array(values, np.float64)
+
+    @staticmethod
+    def total(values: list[Any]) -> Any:
+        """The sum of a list of numbers."""
+        return sum(values)
+
+    @staticmethod
+    def size(values: np.ndarray) -> float:
+        """The number of entries."""
+        return float(values.size)
 
     @staticmethod
     def lerp(start: Any, end: Any, weight: float) -> Any:

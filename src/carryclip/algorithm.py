@@ -1,13 +1,14 @@
 """U-Clip, once, for every backend: pure functions over an array namespace.
 
     measure   one array                 -> partial sums, which add over arrays, groups and ranks
-    decide    the sums of each scope    -> a few scalars per scope (scale, gate, what to keep)
+    decide    the sums of each scope    -> a few scalars per scope (scale, part kept, gate)
     apply     one array and its scalars -> update, new buffers
 
-A scope is a set of arrays clipped as one vector: all parameters of a ``Norm``, or one group, or one tensor. ``xp``
-provides ``where clip abs sign sqrt expm1 sum lerp isfinite finfo`` with NumPy's meanings, ``astype(array, dtype)``,
-``allfinite(array)``, ``inner(x, y)``, for metrics ``sums(terms, largest=...)``, and for buffers stored in fewer bits
-``as_bits``, ``from_bits`` and ``positions``. Scalars stay arrays, so nothing here waits for a device.
+A scope is a set of entries clipped as one vector: all parameters of a ``Norm``, or one group, or one tensor; adding up
+over scopes is in ``carryclip.scopes``. ``xp`` provides ``where clip abs sign sqrt expm1 sum lerp isfinite finfo`` with
+NumPy's meanings, ``astype(array, dtype)``, ``allfinite(array)``, ``inner(x, y)``, for metrics ``size(array)`` and
+``sums(terms, largest=...)``, and for buffers stored in fewer bits ``as_bits``, ``from_bits`` and ``positions``. Scalars
+stay arrays, so nothing here waits for a device; where a backend knows them it may pass numbers.
 """
 
 import math
@@ -15,12 +16,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from carryclip.carry import Capped, CarryPolicy, Gated, Leaky, check_policy
+from carryclip.carry import CarryPolicy, Gated, Policy, check_policy, policy_of
 from carryclip.diagnosis import Diagnosis, Step, diagnose
-from carryclip.precision import debias_weight, fit_for_squares, ratio, stochastic, toward_zero, truncate
-from carryclip.regions import Region, check_region
+from carryclip.precision import debias_weight, fit_for_squares, held, ratio, stochastic, toward_zero, truncate
+from carryclip.regions import Norm, Region, check_region
 
 NonFinite = Literal["skip", "zero", "raise", "propagate"]
+SMALL_RADIUS = 2.0**-50
+"""A constant radius below this is scaled up before anything is squared: a float32 square vanishes below 1e-38."""
 
 
 @dataclass(frozen=True)
@@ -30,16 +33,24 @@ class Rule:
     region: Region
     carry: CarryPolicy = True
     nonfinite: NonFinite = "skip"
+    policy: Policy = field(init=False, repr=False, compare=False)
+    """``carry`` as an object."""
     buffers: tuple[str, ...] = field(init=False, repr=False, compare=False)
     """Names of the ``Buffers`` it keeps for each array."""
+    unit: float = field(init=False, repr=False, compare=False)
+    """What a norm's entries are multiplied with before they are squared: 1, or a power of 2 for a tiny radius."""
 
     def __post_init__(self) -> None:
         check_region(self.region)
-        check_policy(self.carry)
-        carry = ("carry",) if self.carry is not False else ()
+        object.__setattr__(self, "policy", policy_of(check_policy(self.carry)))
+        carry = ("carry",) if self.policy.carries else ()
         averages = ("mean", "second") if self.region.estimator is not None else ()
         averages += ("feed",) if self.gates_coordinates else ()
         object.__setattr__(self, "buffers", carry + averages + (("count",) if averages else ()))
+        radius = self.region.radius if isinstance(self.region, Norm) else 1.0
+        tiny = isinstance(radius, (int, float)) and 0.0 < radius < SMALL_RADIUS
+        # As little as helps, because what is scaled up may overflow.
+        object.__setattr__(self, "unit", 2.0 ** min(-50 - math.frexp(radius)[1], 100) if tiny else 1.0)
         if self.nonfinite not in ("skip", "zero", "raise", "propagate"):
             raise ValueError(f"nonfinite must be 'skip', 'zero', 'raise' or 'propagate', got {self.nonfinite!r}.")
 
@@ -51,12 +62,12 @@ class Rule:
     @property
     def gates_scopes(self) -> bool:
         """True if each scope has a feed average."""
-        return isinstance(self.carry, Gated) and self.region.joint
+        return self.policy.gated and self.region.joint
 
     @property
     def gates_coordinates(self) -> bool:
         """True if each coordinate has a feed average of its own."""
-        return isinstance(self.carry, Gated) and not self.region.joint
+        return self.policy.gated and not self.region.joint
 
 
 def find_rule(rules: list[Rule], rule: Rule) -> int | None:
@@ -126,8 +137,8 @@ class Feed(NamedTuple):
     count: Any
 
 
-class Verdict(NamedTuple):
-    """Scalars of each scope of a ``Norm``.
+class Scaling(NamedTuple):
+    """Scalars of each scope of a ``Norm``: what its vector is multiplied with, and what becomes of the rest.
 
     ``keep`` is the part of the rest that is carried (None: all of it), ``dropped`` the norm of what is not.
     """
@@ -139,7 +150,7 @@ class Verdict(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The result of ``apply`` for one array. ``dropped_sq`` is None where nothing drops or the verdict has it."""
+    """The result of ``apply`` for one array. ``dropped_sq`` is None where nothing drops or the scaling has it."""
 
     update: Any
     buffers: Buffers
@@ -157,6 +168,8 @@ def measure(xp: Any, rule: Rule, gradient: Any, carry: Any, dtype: Any) -> Sums:
         return Sums(bad=~xp.allfinite(gradient)) if rule.can_reject else Sums()
     raw = _sanitized(xp, rule, gradient, dtype)
     carry = None if carry is None else xp.astype(carry, dtype)
+    if rule.unit != 1.0:
+        raw, carry = raw * rule.unit, None if carry is None else carry * rule.unit
     total = raw if carry is None else raw + carry
     total_sq = xp.inner(total, total)
     bad = ~xp.isfinite(total_sq)
@@ -166,16 +179,31 @@ def measure(xp: Any, rule: Rule, gradient: Any, carry: Any, dtype: Any) -> Sums:
 
 
 def decide(
-    xp: Any, rule: Rule, totals: Sums, radius: Any, feed: Feed | None, skip: Any, rounding: Any = 0.0
-) -> tuple[Verdict, Feed | None]:
-    """Scalars for each scope of a ``Norm``; ``totals`` and ``feed`` hold one entry per scope.
+    xp: Any,
+    policy: Policy,
+    totals: Sums,
+    radius: Any,
+    feed: Feed | None = None,
+    skip: Any = None,
+    rounding: Any = 0.0,
+    unit: Any = 1.0,
+) -> tuple[Scaling, Feed | None]:
+    """Scalars for each scope of a ``Norm``, and the gate's memory after the step.
 
     The update is scale·s, so what is cut has norm ||s|| - radius and the policies need no further pass over memory.
-    Rounding the update to a narrower type moves it by up to ``rounding`` of its size (half an epsilon; a number, or one
-    for each scope), and the carry with it: limits allow for that, or a carry that may not grow would creep up bit by
-    bit.
+
+    Args:
+        xp: the array namespace.
+        policy: what is kept of the rest.
+        totals: the sums of each scope, one entry each.
+        radius: of each scope, or one for all.
+        feed: the gate's memory, one entry for each scope; None if the policy is not gated.
+        skip: boolean array that cancels the step, or None.
+        rounding: how far rounding to a narrower type may move an update, relative to its size (half an epsilon), and
+            the carry with it. Limits allow for that, or a carry that may not grow would creep up bit by bit.
+        unit: ``Rule.unit`` of each scope, or one for all.
     """
-    radius = _nonnegative(xp, radius)
+    radius = _nonnegative(xp, radius) * unit
     norm = xp.sqrt(totals.total_sq)
     clipped = norm > radius
     scale = xp.where(clipped, radius / xp.where(clipped, norm, 1.0), 1.0)
@@ -184,22 +212,24 @@ def decide(
     cut = xp.where(clipped, norm - radius, 0.0)
     exact = isinstance(rounding, float) and not rounding
     rest = cut if exact else cut + rounding * xp.where(clipped, radius, norm)
-    keep = None
-    if isinstance(rule.carry, Leaky):
-        keep = rule.carry.kappa
-    elif isinstance(rule.carry, Capped):
-        keep = _share(xp, rule.carry.radii * radius, rest)
-    elif isinstance(rule.carry, Gated) and feed is not None:
-        carry_norm = xp.sqrt(totals.carry_sq)
+    owed = closed = None
+    if feed is not None and isinstance(policy, Gated):
+        owed = xp.sqrt(totals.carry_sq)
         count = feed.count + 1
-        fed = xp.clip(ratio(xp, totals.dot, radius * carry_norm), -1.0, 1.0)
-        weight = debias_weight(xp, rule.carry.decay, xp.astype(count, norm.dtype))
-        average, full = _gate(xp, rule.carry, fed, feed.average, weight)
-        limit = rule.carry.cap * radius
-        keep = _share(xp, xp.where(full & (carry_norm < limit), carry_norm, limit), rest)
+        fed = xp.clip(ratio(xp, totals.dot, radius * owed), -1.0, 1.0)
+        weight = debias_weight(xp, policy.decay, xp.astype(count, norm.dtype))
+        average, closed = _gate(xp, policy, fed, feed.average, weight)
         feed = Feed(_held(xp, skip, feed.average, average), _held(xp, skip, feed.count, count))
-    dropped = cut if rule.carry is False else None if keep is None else cut * (1.0 - keep)
-    return Verdict(scale, keep, dropped, clipped), feed
+    keep = None if policy.fraction == 1.0 else policy.fraction
+    if not policy.gated or closed is not None:
+        limit = policy.limit(xp, radius, owed, closed)
+        keep = keep if limit is None else _share(xp, limit, rest)
+    dropped = None
+    if not policy.carries:
+        dropped = cut / unit
+    elif keep is not None:
+        dropped = cut * (1.0 - keep) / unit
+    return Scaling(scale, keep, dropped, clipped), feed
 
 
 def age(xp: Any, rule: Rule, count: Any, dtype: Any) -> Age:
@@ -207,7 +237,7 @@ def age(xp: Any, rule: Rule, count: Any, dtype: Any) -> Age:
     if count is None:
         return Age()
     seen = xp.astype(count + 1, dtype)
-    gate = debias_weight(xp, rule.carry.decay, seen) if isinstance(rule.carry, Gated) else None
+    gate = debias_weight(xp, rule.policy.decay, seen) if isinstance(rule.policy, Gated) else None
     estimator = rule.region.estimator
     if estimator is None:
         return Age(gate=gate)
@@ -221,12 +251,13 @@ def apply(
     gradient: Any,
     buffers: Buffers,
     sizes: tuple[Any, ...],
-    verdict: Verdict | None,
+    scaling: Scaling | None,
     skip: Any,
     dtype: Any,
     *,
     clock: Age | None = None,
     seed: Any = None,
+    tame: bool = False,
     tally: bool = False,
     inspect: bool = False,
 ) -> Outcome:
@@ -238,11 +269,12 @@ def apply(
         gradient: the raw gradient.
         buffers: what the array kept from the last step.
         sizes: the region's numbers for this array at this step.
-        verdict: the scalars of its scope; None for coordinate-wise kinds.
+        scaling: the scalars of its scope; None for coordinate-wise kinds.
         skip: boolean array that cancels the step, or None.
         dtype: the type to compute in; buffers stored in another are rounded at random.
         clock: ``age`` of the buffers' count, if it is known already.
         seed: a whole number for that, another one for each array and step.
+        tame: all entries of the gradient are finite and so small that neither sums nor squares overflow.
         tally: sum up what the carry policy drops.
         inspect: also return the sums behind the metrics.
     """
@@ -252,13 +284,14 @@ def apply(
     moved = buffers._replace(count=None if buffers.count is None else buffers.count + 1)
     clock = age(xp, rule, buffers.count, dtype) if clock is None else clock
     if rule.region.estimator is not None:
-        mean, second = rule.region.estimator.update(xp, raw, buffers.mean, buffers.second, clock.share)
+        sample = raw if tame else fit_for_squares(xp, raw)
+        mean, second = rule.region.estimator.update(xp, sample, buffers.mean, buffers.second, clock.share)
         moved = moved._replace(mean=mean, second=second)
-    if verdict is not None:
+    if scaling is not None:
         radius = sizes[0]
-        aim = total * verdict.scale
+        aim = total * scaling.scale
     else:
-        if rule.nonfinite != "propagate":
+        if rule.nonfinite != "propagate" and not tame:
             # Two huge finite numbers may add up to inf, which no later step could pay back.
             total = _within(xp, total, dtype)
         source = moved if rule.region.counts_current else buffers
@@ -266,20 +299,20 @@ def apply(
         aim = rule.region.project(xp, total, radius, centre)
     update = _rounded(xp, aim, gradient.dtype)
     rest = total - xp.astype(update, dtype)
-    if verdict is not None:
-        kept, dropped_sq = rest if verdict.keep is None else rest * verdict.keep, None
+    if scaling is not None:
+        kept, dropped_sq = rest if scaling.keep is None else rest * scaling.keep, None
     else:
         kept, feed = _carried(xp, rule, raw, rest, buffers, clock, radius)
         moved = moved._replace(feed=feed)
         dropped_sq = None
         if tally and rule.carry is not True:
-            dropped = fit_for_squares(xp, rest if rule.carry is False else rest - kept)
+            dropped = fit_for_squares(xp, rest - kept if rule.policy.carries else rest)
             dropped_sq = xp.inner(dropped, dropped)
-    moved = moved._replace(carry=None if rule.carry is False else kept)
+    moved = moved._replace(carry=kept if rule.policy.carries else None)
     diagnosis = None
     if inspect:
         step = Step(raw, total, aim, xp.astype(update, dtype), buffers.carry, moved.carry, radius)
-        diagnosis = diagnose(xp, step, joint=verdict is not None)
+        diagnosis = diagnose(xp, step, joint=scaling is not None)
     moved = _narrowed(xp, moved, stored, seed)
     if skip is not None:
         update = xp.where(skip, 0.0, update)
@@ -339,30 +372,29 @@ def _radius(
         return xp.astype(toward_zero(xp, _nonnegative(xp, radius), narrow), dtype), None
     mean, std = estimator.estimate(xp, source.mean, source.second, clock.factor)
     radius = rule.region.extent(xp, sizes, mean, std)
+    if clock.warm is False:  # known without asking the device
+        return math.inf, mean
     exists = clock.warm
     if not all(isinstance(size, float) and size < math.inf for size in sizes):
         exists = exists & (radius == radius)  # NaN is an infinite multiple of a deviation of 0: no limit either way
-    radius = xp.where(exists, radius, math.inf)
+    if exists is not True:
+        radius = xp.where(exists, radius, math.inf)
     # A multiple wider than the buffers must not widen them.
     return xp.astype(toward_zero(xp, radius, narrow) if rule.region.centred else radius, dtype), mean
 
 
 def _carried(xp: Any, rule: Rule, raw: Any, rest: Any, buffers: Buffers, clock: Age, radius: Any) -> tuple[Any, Any]:
     """(what is kept of ``rest``, new feed average) under a coordinate-wise rule."""
-    policy = rule.carry
-    if isinstance(policy, Leaky):
-        return policy.kappa * rest, None
-    if isinstance(policy, Capped):
-        limit = policy.radii * radius
-        return xp.clip(rest, -limit, limit), None
+    policy, average, owed, closed = rule.policy, None, None, None
     if isinstance(policy, Gated):
         fed = xp.clip(ratio(xp, raw * xp.sign(buffers.carry), radius), -1.0, 1.0)
-        average, full = _gate(xp, policy, fed, buffers.feed, clock.gate)
+        average, closed = _gate(xp, policy, fed, buffers.feed, clock.gate)
         owed = xp.abs(buffers.carry)
-        limit = policy.cap * radius
-        limit = xp.where(full & (owed < limit), owed, limit)
+    limit = policy.limit(xp, radius, owed, closed)
+    if limit is not None:
+        limit = held(xp, limit, rest.dtype)
         return xp.clip(rest, -limit, limit), average
-    return rest, None
+    return rest if policy.fraction == 1.0 else policy.fraction * rest, average
 
 
 def _gate(xp: Any, policy: Gated, fed: Any, average: Any, weight: Any) -> tuple[Any, Any]:

@@ -3,7 +3,6 @@
 They answer how much is clipped, how large the carry is against the radius, and whether it is winding up.
 """
 
-import math
 import sys
 import warnings
 from collections.abc import Iterator
@@ -127,7 +126,7 @@ def diagnose(xp: Any, step: Step, *, joint: bool) -> Diagnosis:
     ``xp.sums`` adds up each of several arrays, or products of two, and takes the largest of the last if told so; a
     compiler can do all of them in one pass, and another namespace makes the arrays one after the other.
     """
-    size = float(math.prod(step.raw.shape))
+    size = xp.size(step.raw)
     owes = step.carry is not None
     if joint:
         pairs = [(x, x) for x in (step.raw, step.total, step.update)]
@@ -140,7 +139,7 @@ def diagnose(xp: Any, step: Step, *, joint: bool) -> Diagnosis:
     radius_sq = step.radius * step.radius * size
     if hasattr(step.radius, "shape") and step.radius.shape != ():
         # One radius may stand for both parts of a complex number.
-        radius_sq = xp.sum(step.radius * step.radius) * (size / math.prod(step.radius.shape))
+        radius_sq = xp.sum(step.radius * step.radius) * (size / xp.size(step.radius))
     grad_sq, total_sq, update_sq, clipped, *rest = xp.sums(_coordinates(xp, step), largest=owes)
     carry_sq, fed, weight, worst = rest if owes else (0.0, 0.0, 0.0, 0.0)
     return Diagnosis(grad_sq, total_sq, update_sq, carry_sq, radius_sq, clipped, size, fed, weight, worst)

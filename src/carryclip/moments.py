@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from carryclip import _checks
-from carryclip.precision import debias_weight, fit_for_squares
+from carryclip.precision import debias_weight
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,6 @@ class Welford:
 
     def update(self, xp: Any, gradient: Any, mean: Any, second: Any, share: Any) -> tuple[Any, Any]:
         """New (mean, sum of squared deviations) after ``gradient``; ``share`` is 1/n with itself counted."""
-        gradient = fit_for_squares(xp, gradient)
         deviation = gradient - mean
         mean = mean + deviation * share
         second = xp.clip(second + deviation * (gradient - mean), 0.0, float(xp.finfo(mean.dtype).max))
@@ -61,7 +60,6 @@ class EWMA:
 
     def update(self, xp: Any, gradient: Any, mean: Any, second: Any, share: Any) -> tuple[Any, Any]:
         """New raw averages (m, v) after ``gradient``."""
-        gradient = fit_for_squares(xp, gradient)
         # m + (1-decay)·(g - m): the same as decay·m + (1-decay)·g, but exact to the last bits for a decay near 1.
         share = 1.0 - self.decay
         return xp.lerp(mean, gradient, share), xp.lerp(second, gradient * gradient, share)

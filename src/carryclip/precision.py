@@ -49,6 +49,13 @@ def toward_zero(xp: Any, values: Any, dtype: Any) -> Any:
     return xp.where(xp.isfinite(values), xp.where(nearest > held, below, nearest), values)
 
 
+def held(xp: Any, value: Any, dtype: Any) -> Any:
+    """A number of at most the largest of ``dtype``, where frameworks refuse larger ones; inf and arrays as they are."""
+    if isinstance(value, (int, float)) and value != math.inf:
+        return min(value, float(xp.finfo(dtype).max))
+    return value
+
+
 def ratio(xp: Any, numerator: Any, denominator: Any) -> Any:
     """numerator/denominator, but 0 where the denominator (a number or an array) is 0 or infinite."""
     if isinstance(denominator, (int, float)):
@@ -77,9 +84,22 @@ def stochastic(xp: Any, values: Any, dtype: Any, seed: Any) -> Any:
     values = xp.astype(values, xp.float32)
     largest = float(xp.finfo(dtype).max)
     bits = xp.as_bits(xp.clip(values, -largest, largest))
-    noise = _mixed(xp.positions(values) * _signed(0x9E3779B1) + seed) & 0xFFFF
+    noise = _mixed(xp.positions(values) * _signed(_STRIDE) + seed) & 0xFFFF
     # bfloat16 is the upper half of a float32: what the addition carries over is the rounding up.
     return xp.astype(xp.from_bits((bits + noise) & _signed(0xFFFF0000)), dtype)
+
+
+_STRIDE = 0x9E3779B1
+"""What the hash moves by from one entry to the next."""
+
+
+def wrapped_seed(step: int, array: int, start: int) -> int:
+    """A seed for the entries of an array from ``start`` on: the same numbers, however the array is cut.
+
+    A little room is left at the top, because each buffer adds its own number.
+    """
+    seed = (seed_of(step, array, 0) + start * _STRIDE) & 0xFFFFFFFF
+    return min(_signed(seed), 0x7FFFFFF0)
 
 
 def seed_of(*numbers: int) -> int:

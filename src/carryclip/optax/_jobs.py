@@ -51,8 +51,10 @@ def join(values: jax.Array, like: Any) -> jax.Array:
     return jax.lax.complex(values[..., 0], values[..., 1]) if jnp.iscomplexobj(like) else values
 
 
-def make_jobs(book: Rulebook, updates: Tree, state: UClipState, params: Tree | None) -> list[Job]:
-    """The leaves that have a gradient in this step; complains if they do not fit the state."""
+def make_jobs(
+    book: Rulebook, updates: Tree, state: UClipState, params: Tree | None
+) -> tuple[list[Job], Layout]:
+    """The leaves that have a gradient in this step, and the layout of all; complains if they do not fit the state."""
     names, gradients, structure = named_leaves(updates)
     _check_rules(book, state)
     trees = {name: named_leaves(getattr(state, name)) for name in TREES if getattr(state, name) is not None}
@@ -78,7 +80,7 @@ def make_jobs(book: Rulebook, updates: Tree, state: UClipState, params: Tree | N
         seed = jnp.asarray(state.step, jnp.int32) * 0x2C1B3C6D + seed_of(leaf.place)
         given = split(guarded(gradient)), Buffers(**buffers), own, jnp.finfo(dtype).dtype
         jobs.append(Job(leaf, rule, *given, seed))
-    return jobs
+    return jobs, layout
 
 
 def not_full(count: jax.Array) -> jax.Array:
@@ -116,7 +118,7 @@ def _check_rules(book: Rulebook, state: UClipState) -> None:
 
 
 def _check_gates(book: Rulebook, layout: Layout, state: UClipState) -> None:
-    wanted = [size for size, rule in zip(layout.scopes, book.rules, strict=True) if rule.gates_scopes]
+    wanted = [layout.vectors(number) for number, rule in enumerate(book.rules) if rule.gates_scopes]
     found = [jnp.shape(count)[-1] for _, count in state.gate]
     if wanted != found:
         raise ValueError(_ANOTHER.format(f"it has gates for {found} vectors where {wanted} are clipped"))

@@ -14,6 +14,7 @@ from carryclip import _checks
 from carryclip.algorithm import NonFinite, Rule, rule_number
 from carryclip.carry import CarryPolicy
 from carryclip.regions import Norm, check_region
+from carryclip.scopes import NO_SCOPE
 
 Tree = Any
 
@@ -58,15 +59,19 @@ class Leaf:
     index: int
     """Position among the leaves of its rule."""
     scope: int
-    """Under a ``Norm``: which of the rule's vectors it belongs to."""
+    """Under a ``Norm``: its entry in the table of scopes; ``NO_SCOPE`` otherwise."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The clipped leaves, and how many vectors each rule has."""
+    """The clipped leaves, and the vectors of all norms: the rule of each, those of one rule side by side."""
 
     leaves: list[Leaf]
     scopes: list[int]
+
+    def vectors(self, rule: int) -> int:
+        """How many vectors a rule has."""
+        return self.scopes.count(rule)
 
 
 class Rulebook:
@@ -125,18 +130,26 @@ class Rulebook:
         """Lay out the leaves of ``tree``; ``clippable`` says which of them can be clipped at all."""
         names, _, _ = named_leaves(tree)
         labels = self._labels(tree, names)
-        counts, scopes = [0] * len(self.rules), [{} for _ in self.rules]
+        counts, own = [0] * len(self.rules), [{} for _ in self.rules]
         leaves: list[Leaf] = []
         for place, (name, label, eligible) in enumerate(zip(names, labels, clippable, strict=True)):
             rule = self._number(name, label) if eligible else None
             if rule is None:
                 continue
-            over = getattr(self.rules[rule].region, "over", "all")
-            vector = {"all": "all", "group": label, "tensor": place}[over]
-            scope = scopes[rule].setdefault(vector, len(scopes[rule]))
+            scope = NO_SCOPE
+            region = self.rules[rule].region
+            if isinstance(region, Norm):
+                vector = {"all": "all", "group": label, "tensor": place}[region.over]
+                scope = own[rule].setdefault(vector, len(own[rule]))
             leaves.append(Leaf(name, place, rule, counts[rule], scope))
             counts[rule] += 1
-        return Layout(leaves, [len(vectors) for vectors in scopes])
+        table = [rule for rule, vectors in enumerate(own) for _ in vectors]
+        first = [table.index(rule) if rule in table else 0 for rule in range(len(own))]
+        moved = [
+            leaf if leaf.scope == NO_SCOPE else dataclasses.replace(leaf, scope=first[leaf.rule] + leaf.scope)
+            for leaf in leaves
+        ]
+        return Layout(moved, table)
 
     def _labels(self, tree: Tree, names: list[str]) -> list[Any]:
         """The label of each leaf; None where it has none."""

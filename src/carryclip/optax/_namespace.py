@@ -20,12 +20,32 @@ class JaxNamespace:
     isfinite = staticmethod(jnp.isfinite)
     finfo = staticmethod(jnp.finfo)
     float32 = jnp.float32
+    maximum = staticmethod(jnp.maximum)
+    max = staticmethod(jnp.max)
+
+    @staticmethod
+    def vector(values: list[Any], like: Any) -> jax.Array:
+        """Scalars, or vectors, end to end, in the type ``like`` has or is."""
+        dtype = getattr(like, "dtype", like)
+        if values and jnp.ndim(values[0]):
+            return jnp.concatenate([jnp.asarray(value, dtype) for value in values])
+        return jnp.stack([jnp.asarray(value, dtype) for value in values])
+
+    @staticmethod
+    def total(values: list[Any]) -> jax.Array:
+        """The sum of a list of scalars, in one operation."""
+        return jnp.sum(jnp.stack(values))
 
     @staticmethod
     def sqrt(values: jax.Array) -> jax.Array:
         """The root, with derivative 0 instead of infinity at 0, so that 0·inf cannot turn a gradient into NaN."""
         zero = values == 0
         return jnp.where(zero, 0.0, jnp.sqrt(jnp.where(zero, 1.0, values)))
+
+    @staticmethod
+    def size(values: jax.Array) -> float:
+        """The number of entries."""
+        return float(values.size)
 
     @staticmethod
     def lerp(start: jax.Array, end: jax.Array, weight: float) -> jax.Array:

@@ -112,12 +112,16 @@ def _norm(tree: Tree, leading: int, missing: jax.Array) -> jax.Array:
 def check(state: Tree) -> None:
     """Warn of what the metrics show: wind-up, a spike, an undrainable carry, repeated skips.
 
-    Call it outside ``jit``, where you log: it reads a few numbers from the device.
+    Call it outside ``jit``, where you log: it reads a few numbers from the device. It needs the metrics, so that
+    ``uclip`` must measure: ``metrics_every=10``, for example.
     """
     look = "jax.debug.print inside the loss, or the config jax_debug_nans, shows where they arise"
     for name, own in find(state):
         if own.watch is None:
-            continue
+            raise ValueError(
+                f"check() has nothing to look at{' at ' + name if name else ''}: this uclip measures nothing. Make it "
+                "with uclip(region, metrics_every=10)."
+            )
         last, streak = (np.asarray(x) for x in jax.device_get((own.watch.last, own.watch.streak)))
         feed = np.zeros((streak.size, 2)) if own.watch.feed is None else np.asarray(own.watch.feed).reshape(-1, 2)
         ratio = last[..., LAST_STEP.index("carry_ratio")].reshape(-1) * (own.watch.feed is not None)

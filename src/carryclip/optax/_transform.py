@@ -10,7 +10,7 @@ import optax
 from jax import lax
 
 from carryclip.algorithm import Feed, NonFinite
-from carryclip.carry import CarryPolicy, Leaky
+from carryclip.carry import CarryPolicy, policy_of
 from carryclip.diagnosis import FEED_MEMORY, LAST_STEP
 from carryclip.optax._engine import Job, Result, run
 from carryclip.optax._jobs import TREES, join, make_jobs, not_full, write, zeros
@@ -83,7 +83,7 @@ def uclip(
         check_sizes(book, layout, params, leaves)
         kinds = [wide(leaves[leaf.place]) for leaf in layout.leaves]
         real = jnp.finfo(jnp.result_type(*kinds)).dtype if kinds else jnp.dtype(jnp.float32)
-        gates = [size for size, rule in zip(layout.scopes, book.rules, strict=True) if rule.gates_scopes]
+        gates = [layout.vectors(number) for number, rule in enumerate(book.rules) if rule.gates_scopes]
         return UClipState(
             step=jnp.zeros((), jnp.int32),
             skipped=None if nonfinite == "propagate" else jnp.zeros((), jnp.int32),
@@ -92,19 +92,17 @@ def uclip(
             samples=jnp.zeros(len(leaves), jnp.int32) if "count" in book.buffers else None,
             gate=tuple((jnp.zeros(size, real), jnp.zeros(size, jnp.int32)) for size in gates),
             averages=tuple(kind_of(rule.region.estimator) for rule in book.rules),
-            watch=_fresh(real, watch_feed=carry is True or isinstance(carry, Leaky)) if watched else None,
+            watch=_fresh(real, watch_feed=not policy_of(carry).bounded) if watched else None,
         )
 
     def update(updates: Tree, state: UClipState, params: Tree | None = None) -> tuple[Tree, UClipState]:
         _, gradients, structure = named_leaves(updates)
-        jobs = make_jobs(book, updates, state, params)
+        jobs, layout = make_jobs(book, updates, state, params)
         if not jobs:
             return updates, state._replace(step=optax.safe_increment(state.step))
         if axis_name is not None:
             state = state._replace(watch=_varying(state.watch, jobs))
-        feeds = iter(state.gate)
-        gates = [_feed(*next(feeds)) if rule.gates_scopes else None for rule in book.rules]
-        result = run(jobs, book.rules, gates, axis_name, tally=watched)
+        result = run(jobs, layout, _feed(state.gate), axis_name, tally=watched)
         for job, (sent, _) in zip(jobs, result.outcomes, strict=True):
             gradients[job.leaf.place] = join(sent, gradients[job.leaf.place])
         return structure.unflatten(gradients), _moved(state, jobs, result, metrics_every)
@@ -141,14 +139,26 @@ def _moved(state: UClipState, jobs: list[Job], result: Result, metrics_every: An
         dropped=dropped,
         **{name: write(name, getattr(state, name), jobs, result.outcomes) for name in TREES},
         samples=_samples(state.samples, jobs, result),
-        gate=tuple(tuple(gate) for gate in result.gates if gate is not None),
+        gate=_gates(result.gates, state.gate),
         averages=state.averages,
         watch=None if state.watch is None else _watched(state.watch, state.step, result, metrics_every),
     )
 
 
-def _feed(average: Any, count: Any) -> Feed:
+def _feed(gates: tuple[tuple[Any, Any], ...]) -> Feed | None:
+    """The memory of all gates as one table, in the order of the rules."""
+    if not gates:
+        return None
+    average, count = (jnp.concatenate(columns) if len(columns) > 1 else columns[0] for columns in zip(*gates, strict=True))
     return Feed(average, not_full(count))
+
+
+def _gates(feed: Feed | None, like: tuple[tuple[Any, Any], ...]) -> tuple[tuple[Any, Any], ...]:
+    """The table as it is kept: by rule."""
+    if feed is None or len(like) == 1:
+        return () if feed is None else (tuple(feed),)  # type: ignore[return-value]
+    ends = np.cumsum([count.shape[0] for _, count in like])[:-1].tolist()
+    return tuple(zip(*(jnp.split(column, ends) for column in feed), strict=True))
 
 
 def _samples(count: Any, jobs: list[Job], result: Result) -> Any:

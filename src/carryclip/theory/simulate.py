@@ -253,11 +253,11 @@ class _Lanes:
             sizes: tuple[Any, ...] = (self.above.radius(slope, self.margin),)  # pyright: ignore[reportArgumentType]
         else:
             sizes = tuple(s if isinstance(s, float) else _swept(s) for s in self.region.sizes(n))
-        verdict = None
+        scaling = None
         if self.rule.region.joint:
             sums = measure(xp, self.rule, gradient, self.buffers.carry, gradient.dtype)
-            verdict, self.feed = decide(xp, self.rule, sums, sizes[0], self.feed, None)
-        outcome = apply(xp, self.rule, gradient, self.buffers, sizes, verdict, None, gradient.dtype)
+            scaling, self.feed = decide(xp, self.rule.policy, sums, sizes[0], self.feed, unit=self.rule.unit)
+        outcome = apply(xp, self.rule, gradient, self.buffers, sizes, scaling, None, gradient.dtype)
         self.buffers = outcome.buffers
         if self.buffers.carry is not None:
             self.norms = _norms(self.buffers.carry)

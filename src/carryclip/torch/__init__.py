@@ -12,10 +12,10 @@
 1.0
 """
 
-from carryclip.torch._advice import Advice
+from carryclip.advice import Advice
+from carryclip.torch._agree import NonFiniteGradientError
 from carryclip.torch._clipper import UClip
 from carryclip.torch._factory import uclipped
-from carryclip.torch._judge import NonFiniteGradientError
 from carryclip.torch._local import LocalUClip
 from carryclip.torch._watch import Metrics
 

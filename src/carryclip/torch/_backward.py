@@ -1,4 +1,6 @@
-"""Gradients of one backward pass by itself: where they come from, and how they go on when they are clipped."""
+"""Gradients of one backward pass by itself: where they come from, how they go on when they are clipped, and state that
+is tried before it is kept.
+"""
 
 import weakref
 from collections.abc import Callable
@@ -10,11 +12,70 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from carryclip.torch._layout import Gradients, Leaf
-from carryclip.torch._stage import Stage
+from carryclip.torch._layout import Gradients, Layout, Leaf
+from carryclip.torch._state import Ledger, OwnHome
 
 Average = torch.futures.Future[Tensor]
 """A bucket that is being averaged."""
+
+
+class Stage:
+    """Two sets of buffers and scalars: those of the last step that was taken, and those of the one under way."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.kept = OwnHome()
+        self.ledger = Ledger(layout)
+        self.trial = OwnHome()
+        self.trial_ledger = Ledger(layout)
+        self.open = False
+        """A step is under way."""
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Start from what is kept; what was tried and not kept is forgotten."""
+        targets: list[Tensor] = []
+        sources: list[Tensor] = []
+        for param, entries in self.kept.state.items():
+            mine = self.trial.entries(param)
+            for key, value in entries.items():
+                if key in mine and mine[key].dtype == value.dtype:
+                    targets.append(mine[key])
+                    sources.append(value)
+                else:
+                    mine[key] = value.clone()
+        for param in [param for param in self.trial.state if param not in self.kept.state]:
+            del self.trial.state[param]
+        if targets:
+            torch._foreach_copy_(targets, sources)
+        self.trial_ledger.follow(self.ledger)
+        self.open = True
+
+    def drop(self) -> None:
+        """Forget what was tried."""
+        self.open = False
+
+    @torch.no_grad()
+    def keep(self, unless: Tensor | None, idle: list[Tensor]) -> None:
+        """Make it count, unless this is true; None where it is known to count.
+
+        ``idle`` are parameters without a gradient: what was sent on their behalf went nowhere, so they keep what they
+        had. DDP shows a parameter to its hook even if no rank has used it.
+        """
+        self.open = False
+        for param in idle:
+            self.trial.state.pop(param, None)
+            if param in self.kept.state:
+                self.trial.state[param] = {key: value.clone() for key, value in self.kept.state[param].items()}
+        if unless is None:
+            self.kept, self.trial = self.trial, self.kept
+            self.ledger.follow(self.trial_ledger, counts=False)
+            return
+        for param, entries in self.trial.state.items():
+            mine = self.kept.entries(param)
+            for key, value in entries.items():
+                old = mine.get(key, torch.zeros_like(value))
+                mine[key] = torch.where(unless.to(value.device, non_blocking=True), old, value)
+        self.ledger.follow(self.trial_ledger, counts=False, unless=unless)
 
 
 class Clipper(Protocol):
@@ -63,8 +124,10 @@ class Buckets:
         self._adds = False
         """This pass is added to gradients that are averaged already."""
         self._removed = False
+        self._arrived: set[int] = set()
+        """Numbers of the parameters that had a part in the passes since the last bucket was sent."""
         # Nobody knows which parameter the backward pass comes to first.
-        self._handles = [leaf.param.register_hook(self._on_arrival) for leaf in leaves if leaf.param.requires_grad]
+        self._handles = [_hooked(leaf.param, partial(self._on_arrival, leaf.number)) for leaf in leaves]
         model.register_comm_hook(None, self._on_bucket)
 
     def remove(self) -> None:
@@ -108,13 +171,17 @@ class Buckets:
         gradients: Gradients = [None] * len(self.numbers)
         for bucket in buckets:
             for param, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-                if param in self.numbers:
+                # DDP shows zeros for a parameter that had no part, which would pay its carry to nobody.
+                if self.numbers.get(param) in self._arrived:
                     gradients[self.numbers[param]] = gradient
         # The average carries a bad gradient to all ranks, which then skip together.
         _clip_unscaled(self.clipper, gradients, [bucket.buffer() for bucket in buckets], last=last)
+        if last:
+            self._arrived = set()
 
-    def _on_arrival(self, gradient: Tensor) -> None:
+    def _on_arrival(self, number: int, gradient: Tensor) -> None:
         """A parameter's gradient is about to be added; the first of a pass tells what has become of the one before."""
+        self._arrived.add(number)
         now = _current_pass()
         # Reentrant checkpointing runs passes inside of the one that is being sent, and goes back to an older one.
         if now <= self._pass or self._sending:
@@ -141,24 +208,24 @@ class Passes:
     """
 
     def __init__(self, clipper: Clipper, stage: Stage, leaves: list[Leaf]) -> None:
-        self.clipper = clipper
+        # The parameters hold the hooks: if these held clipper or parameters, neither would be let go.
+        self._clipper = weakref.ref(clipper)
         self.stage = stage
         self.leaves = leaves
         self._aside: dict[int, Tensor | None] = {}
         self._left: list[tuple[Tensor | None, int]] | None = None
         """The gradients as the last pass has left them, and how often each was written."""
         self._pass = -1
-        self._handles = [
-            leaf.param.register_hook(partial(self._on_arrival, leaf)) for leaf in leaves if leaf.param.requires_grad
-        ]
+        self._handles = [_hooked(leaf.param, partial(_arrived, weakref.ref(self), leaf.number)) for leaf in leaves]
 
     def remove(self) -> None:
         """Let gradients be added as they are."""
         for handle in self._handles:
             handle.remove()
 
-    def _on_arrival(self, leaf: Leaf, gradient: Tensor) -> None:
+    def on_arrival(self, number: int, gradient: Tensor) -> None:
         """A parameter's gradient is about to be added."""
+        leaf = self.leaves[number]
         if gradient.is_sparse:
             raise TypeError(_SPARSE)
         now = _current_pass()
@@ -199,14 +266,32 @@ class Passes:
         aside, self._aside = self._aside, {}
         gradients: Gradients = [leaf.param.grad if leaf.number in aside else None for leaf in self.leaves]
         brought = [gradient for gradient in gradients if gradient is not None]
-        if brought:
-            _clip_unscaled(self.clipper, gradients, brought, last=True)
+        clipper = self._clipper()
+        if brought and clipper is not None:
+            _clip_unscaled(clipper, gradients, brought, last=True)
         for leaf, gradient in zip(self.leaves, gradients, strict=True):
             there = aside.get(leaf.number)
             if there is not None:
                 leaf.param.grad = there if gradient is None else there.add_(gradient)
         now = [leaf.param.grad for leaf in self.leaves]
         self._left = [(gradient, -1 if gradient is None else gradient._version) for gradient in now]
+
+
+def _arrived(passes: "weakref.ref[Passes]", number: int, gradient: Tensor) -> None:
+    found = passes()
+    if found is not None:
+        found.on_arrival(number, gradient)
+
+
+def _hooked(param: Tensor, hook: Callable[[Tensor], None]) -> Any:
+    """Register a hook that is called from the day on which the parameter needs a gradient, if it does not today."""
+    frozen = not param.requires_grad
+    if frozen:
+        param.requires_grad_(True)
+    handle = param.register_hook(hook)
+    if frozen:
+        param.requires_grad_(False)
+    return handle
 
 
 _NESTED = (
@@ -244,7 +329,9 @@ def _clip_unscaled(clipper: Clipper, gradients: Gradients, memory: list[Tensor],
             part.mul_(scale.to(part.device, part.dtype, non_blocking=True))
     if bad is not None:
         # In a gradient that is clipped: a bucket also has those of parameters that nobody looks at before the step.
-        first = next(gradient for gradient in gradients if gradient is not None and gradient.numel())
+        first = next((gradient for gradient in gradients if gradient is not None and gradient.numel()), None)
+        if first is None:
+            return
         first = first.view(-1)[:1] if first.is_contiguous() else first
         first.add_(torch.where(bad.to(first.device, non_blocking=True), torch.nan, 0.0).to(first.dtype))
 

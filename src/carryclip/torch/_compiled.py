@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from carryclip.algorithm import Age, Buffers, Rule, Sums, Verdict, apply, measure
+from carryclip.algorithm import Age, Buffers, Rule, Sums, Scaling, apply, measure
 from carryclip.precision import truncate
 from carryclip.torch._namespace import xp
 
@@ -33,6 +33,11 @@ _called_before: set[Callable[..., Any]] = set()
 
 class NotCompiledError(Exception):
     """There is no compiler that works; nothing has been written."""
+
+
+def broken() -> bool:
+    """Whether a compiled function has failed, so that there is no use in trying again."""
+    return _broken
 
 
 def check_mode(mode: Any) -> CompileMode:
@@ -57,7 +62,7 @@ def applied(
     gradient: Tensor,
     buffers: Buffers,
     sizes: tuple[Any, ...],
-    verdict: Verdict | None,
+    scaling: Scaling | None,
     skip: Tensor | None,
     dtype: torch.dtype,
     *,
@@ -69,16 +74,16 @@ def applied(
 ) -> tuple[Any, Any]:
     """``apply`` that writes update and buffers itself and returns (square of what is dropped, diagnosis)."""
     scalars = None
-    if verdict is not None:
-        keep = verdict.keep
-        scalars = (verdict.scale, keep if keep is None or isinstance(keep, Tensor) else _number(keep, dtype, gradient))
+    if scaling is not None:
+        keep = scaling.keep
+        scalars = (scaling.scale, keep if keep is None or isinstance(keep, Tensor) else _number(keep, dtype, gradient))
     if rule.region.estimator is None:
         sizes = tuple(truncate(size, torch.finfo(dtype)) if isinstance(size, float) else size for size in sizes)
     numbers = tuple(_number(size, dtype, gradient) if isinstance(size, float) else size for size in sizes)
     chance = None if seed is None else torch.full((), seed, dtype=torch.int32, device=gradient.device)
     kind = _kind(rule)
-    if rule.region.joint:  # the verdict says it all
-        kind, tally = Rule(kind.region, rule.carry is not False, kind.nonfinite), False
+    if rule.region.joint:  # the scaling says it all
+        kind, tally = Rule(kind.region, rule.policy.carries, kind.nonfinite), False
     stored, ages = tuple(buffers[:-1]), tuple(clock)
     look = _look_of(gradient, *stored, *numbers, *(scalars or ()), skip, *ages, chance)
     function = _apply(kind, dtype, tally, inspect, write, look)
@@ -124,7 +129,7 @@ def _apply(rule: Rule, dtype: torch.dtype, tally: bool, inspect: bool, write: bo
     def uclip_apply(
         gradient: Tensor, stored: Any, sizes: Any, scalars: Any, skip: Any, clock: Any, seed: Any
     ) -> tuple[Any, Any]:
-        verdict = None if scalars is None else Verdict(*scalars)
+        scaling = None if scalars is None else Scaling(*scalars)
         buffers = Buffers(*stored)
         outcome = apply(
             xp,
@@ -132,7 +137,7 @@ def _apply(rule: Rule, dtype: torch.dtype, tally: bool, inspect: bool, write: bo
             gradient,
             buffers,
             sizes,
-            verdict,
+            scaling,
             skip,
             dtype,
             clock=Age(*clock),

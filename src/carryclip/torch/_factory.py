@@ -77,7 +77,11 @@ def _group_of_zero() -> Any:
     """
     frame = sys._getframe(2)
     while frame is not None:
-        owner = frame.f_locals.get("self")
+        names = frame.f_locals
+        owner = names.get("self")
+        if type(names) is dict and frame.f_code.co_name != "<module>":
+            # Before Python 3.13 this is a copy that the frame keeps, and with it whatever the function holds.
+            names.clear()
         if type(owner).__name__ == "ZeroRedundancyOptimizer":
             return getattr(owner, "process_group", None)
         frame = frame.f_back

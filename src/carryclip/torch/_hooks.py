@@ -10,19 +10,19 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from carryclip.diagnosis import warn_user
-from carryclip.torch._callers import makes_state
-from carryclip.torch._engine import Report
-from carryclip.torch._jobs import writable
+from carryclip.torch._bundles import writable
+from carryclip.torch._foreign import calling_scaler, makes_state
 from carryclip.torch._layout import GROUP_KEY
 from carryclip.torch._shards import local
-from carryclip.torch._state import PREFIX, REGION, params_of
+from carryclip.torch._state import PREFIX, is_marked, is_marked_group, params_of
+from carryclip.torch._step import Report
 
 
 class Clipper(Protocol):
     """What the hooks ask of the clipper."""
 
-    def run(self, found_inf: Tensor | None, grad_scale: Tensor | None) -> Report:
-        """Clip now."""
+    def run(self, found_inf: Tensor | None, grad_scale: Tensor | None, stale: frozenset[int] = ...) -> Report:
+        """Clip now, but for parameters whose gradients were taken in before."""
         ...
 
     def prepare(self) -> None:
@@ -50,8 +50,9 @@ class Hooks:
     """Connects a clipper with one or several optimizers.
 
     Several optimizers are clipped together at the first ``step()`` of a round. One whose gradients are still those that
-    were clipped then just takes its step; any other begins a new round. With ``saved`` the optimizer's checkpoints hold
-    the clipper's state as well.
+    were clipped then just takes its step; any other begins a new round, in which gradients of the others that have not
+    changed since they were clipped have no part: each gradient is taken in once. With ``saved`` the optimizer's
+    checkpoints hold the clipper's state as well.
     """
 
     def __init__(self, clipper: Clipper, optimizers: list[Optimizer], *, observe: bool, saved: bool = True) -> None:
@@ -60,7 +61,10 @@ class Hooks:
         self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
         self._stepped: set[int] = set()
         """Optimizers that have taken a step of the training."""
-        self._ahead: dict[int, Marks] = {}
+        self._ahead: set[int] = set()
+        """Optimizers whose gradients were clipped in a round that another has begun, and that have not stepped yet."""
+        self._taken: dict[int, Marks] = {}
+        """The gradients of each optimizer as the last round has left them; kept only if there are several."""
         self._skip: Tensor | None = None
         self._lent: dict[int, Tensor] = {}
         self._young_momentum: dict[int, list[Tensor]] = {}
@@ -89,6 +93,7 @@ class Hooks:
 
     # ------------------------------------------------------------------ stepping
 
+    @torch.compiler.disable  # what is compiled around a step would trace into the hooks, and fail
     def before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Clip; or, if a closure will compute the gradients, clip when it has."""
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
@@ -125,18 +130,56 @@ class Hooks:
             self.clipper.prepare()
             return
         self._stepped.add(id(optimizer))
-        if len(self._optimizers) > 1 and getattr(optimizer, "grad_scale", None) is not None:
+        if len(self._optimizers) > 1:
+            self._clip_together(optimizer)
+        else:
+            found_inf = getattr(optimizer, "found_inf", None)
+            self._skip = self.clipper.run(found_inf, self._take_scale(optimizer)).skip
+        if not self.observe:
+            self._tell(optimizer)
+
+    def _clip_together(self, optimizer: Optimizer) -> None:
+        """Clip all optimizers' gradients, unless this one's were clipped at the step of another."""
+        if id(optimizer) in self._ahead:
+            self._ahead.discard(id(optimizer))
+            if len(self._unchanged(optimizer)) == len(set(params_of(optimizer))):
+                return
+        others = [other for ref in self._optimizers if (other := ref()) is not None and other is not optimizer]
+        stale = frozenset(number for other in others for number in self._unchanged(other, absent=False))
+        fresh = [other for other in others if any(_has_fresh(param, stale) for param in params_of(other))]
+        self._refuse_scaled(optimizer, fresh)
+        self._skip = self.clipper.run(getattr(optimizer, "found_inf", None), None, stale).skip
+        self._ahead |= {id(other) for other in fresh}
+        self._taken = {id(each): _marks(each) for each in (optimizer, *others)}
+
+    def _unchanged(self, optimizer: Optimizer, *, absent: bool = True) -> set[int]:
+        """Ids of the parameters whose gradients are those of the last round: the same tensors, not written since.
+
+        With ``absent`` those that had none and have none count as well.
+        """
+        found = set()
+        for param in params_of(optimizer):
+            mark = self._taken.get(id(optimizer), {}).get(id(param))
+            gradient = param.grad
+            if gradient is None:
+                if absent and mark is None:
+                    found.add(id(param))
+            elif mark is not None and mark[0]() is gradient and mark[1] == local(gradient)._version:
+                found.add(id(param))
+        return found
+
+    def _refuse_scaled(self, optimizer: Optimizer, fresh: list[Optimizer]) -> None:
+        """Complain about gradients that still hold a loss scale, which a norm over all of them must not see."""
+        scaler = calling_scaler()
+        scaled = getattr(optimizer, "grad_scale", None) is not None
+        for other in fresh if scaler is not None else ():
+            # GradScaler unscales an optimizer at its own step; READY says that it has not done so yet.
+            scaled = scaled or scaler._per_optimizer_states[id(other)]["stage"].name == "READY"
+        if scaled:
             raise RuntimeError(
                 "Several optimizers under one U-Clip need unscaled gradients: call scaler.unscale_(optimizer) for each "
                 "of them before the first scaler.step()."
             )
-        if not _unchanged(optimizer, self._ahead.pop(id(optimizer), None)):
-            found_inf = getattr(optimizer, "found_inf", None)
-            self._skip = self.clipper.run(found_inf, self._take_scale(optimizer)).skip
-            others = [other for ref in self._optimizers if (other := ref()) is not None and other is not optimizer]
-            self._ahead = {id(other): _marks(other) for other in others}
-        if not self.observe:
-            self._tell(optimizer)
 
     def _take_scale(self, optimizer: Optimizer) -> Tensor | None:
         """Divide out the loss scale that GradScaler leaves to fused optimizers, in the way ``unscale_`` does.
@@ -182,6 +225,7 @@ class Hooks:
         if lent is not None and getattr(optimizer, "found_inf", None) is lent:
             del optimizer.found_inf  # type: ignore[attr-defined]
 
+    @torch.compiler.disable
     def after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Move new buffers in and take back what the hook lent."""
         self._take_back(optimizer)
@@ -221,7 +265,7 @@ class _Loading:
 
     def __init__(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         groups = state_dict["param_groups"]
-        self.marked = any(REGION in group for group in groups)
+        self.marked = any(map(is_marked_group, groups))
         self._order = [key for group in groups for key in group["params"]]
         self._ours = {
             key: {name: value for name, value in entries.items() if str(name).startswith(PREFIX)}
@@ -241,22 +285,17 @@ class _Loading:
             group.update(kept)
 
 
-Marks = list[tuple[Callable[[], Tensor | None], int]]
-"""Which tensors an optimizer's gradients are, and how often they have been written."""
+Marks = dict[int, tuple[Callable[[], Tensor | None], int]]
+"""Which tensors an optimizer's gradients are, by id of the parameter, and how often they have been written."""
 
 
 def _marks(optimizer: Optimizer) -> Marks:
-    gradients = [param.grad for param in params_of(optimizer)]
-    return [(lambda: None, 0) if grad is None else (weakref.ref(grad), local(grad)._version) for grad in gradients]
+    gradients = [(param, param.grad) for param in params_of(optimizer)]
+    return {id(param): (weakref.ref(grad), local(grad)._version) for param, grad in gradients if grad is not None}
 
 
-def _unchanged(optimizer: Optimizer, marks: Marks | None) -> bool:
-    """Whether the gradients are still those that were marked: the same tensors, not written since."""
-    gradients = [param.grad for param in params_of(optimizer)]
-    return marks is not None and all(
-        was() is grad and (grad is None or local(grad)._version == version)
-        for grad, (was, version) in zip(gradients, marks, strict=False)
-    )
+def _has_fresh(param: Tensor, stale: frozenset[int]) -> bool:
+    return param.grad is not None and id(param) not in stale
 
 
 def _can_skip(optimizer: Optimizer) -> bool:
@@ -284,7 +323,7 @@ def _warn_if_orphaned(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     _attached.add(optimizer)
     if getattr(optimizer, "optim", None) in _attached:  # ZeroRedundancyOptimizer shows the groups of the one inside it
         return
-    if any(REGION in group for group in optimizer.param_groups):
+    if is_marked(optimizer):
         warn_user(
             f"This {type(optimizer).__name__} holds the carry of U-Clip but no clipper is attached (deepcopy and "
             "pickle drop hooks, and a checkpoint brings none), so its gradients are not clipped. Attach one with "

@@ -13,6 +13,7 @@ from torch import Tensor
 from carryclip.algorithm import NonFinite, Rule, rule_number
 from carryclip.carry import CarryPolicy
 from carryclip.regions import Norm, Region, check_region
+from carryclip.scopes import NO_SCOPE
 from carryclip.torch._shards import Spread, is_sharded, local_gradient, spread_of
 
 GROUP_KEY = "uclip"
@@ -35,7 +36,7 @@ class Leaf:
     index: int
     """Position among the parameters of its rule: where a list of radii has its entry."""
     scope: int
-    """Under a ``Norm``: which of the rule's vectors it belongs to."""
+    """Under a ``Norm``: its entry in the table of scopes; ``NO_SCOPE`` otherwise."""
     sharded: bool = False
     """It is a ``DTensor``, of which only a part may be here."""
     counted: bool = True
@@ -48,10 +49,10 @@ class Layout:
 
     rules: list[Rule] = field(default_factory=list)
     leaves: list[Leaf] = field(default_factory=list)
-    scopes: list[list[Hashable]] = field(default_factory=list)
-    """The vectors of each rule, each named by something that stays when groups are added."""
+    scopes: list[tuple[int, Hashable]] = field(default_factory=list)
+    """The vectors of all norms: the rule of each, and a name that stays when groups are added."""
     groups: list[tuple[int, slice] | None] = field(default_factory=list)
-    """Per group its rule and the range of that rule's scopes it takes part in; None if it is left alone."""
+    """Per group its rule and the range of scopes it takes part in; None if it is left alone."""
     spread: Spread | None = None
     """How the parameters lie on ranks; None if this process has all of them."""
 
@@ -61,21 +62,31 @@ class Layout:
             return [leaf.param.grad for leaf in self.leaves]
         return [local_gradient(leaf.param, leaf.name) for leaf in self.leaves]
 
-    def members(self, rule: int, scope: int) -> int:
-        """How many parameters make up one vector."""
-        return self._members[rule, scope]
-
-    def of_rule(self, rule: int) -> list[Leaf]:
-        """The parameters under one rule."""
-        return self._by_rule[rule]
+    @cached_property
+    def joint(self) -> Rule | None:
+        """A rule of a norm, if there is one: all of them share their policy and what they do with bad gradients."""
+        return next((rule for rule in self.rules if rule.region.joint), None)
 
     @cached_property
-    def _by_rule(self) -> list[list[Leaf]]:
-        return [[leaf for leaf in self.leaves if leaf.rule == number] for number in range(len(self.rules))]
+    def rejects(self) -> bool:
+        """Whether a gradient's values can cancel a step."""
+        return any(rule.can_reject for rule in self.rules)
 
     @cached_property
-    def _members(self) -> Counter[tuple[int, int]]:
-        return Counter((leaf.rule, leaf.scope) for leaf in self.leaves)
+    def units(self) -> list[float]:
+        """``Rule.unit`` of each scope."""
+        return [self.rules[rule].unit for rule, _ in self.scopes]
+
+    @cached_property
+    def own(self) -> list[bool]:
+        """Whether each scope is a whole tensor that only one rank has, so that it needs no other."""
+        whole = self.spread is not None and self.spread.whole
+        return [whole and getattr(self.rules[rule].region, "over", "") == "tensor" for rule, _ in self.scopes]
+
+    @cached_property
+    def members(self) -> Counter[int]:
+        """How many parameters make up each vector."""
+        return Counter(leaf.scope for leaf in self.leaves)
 
 
 class RegionMap:
@@ -131,24 +142,17 @@ def build(
         rule = rule_number(layout.rules, Rule(region, carry, nonfinite))
         if rule == len(counts):
             counts.append(0)
-            layout.scopes.append([])
-        scopes = layout.scopes[rule]
-        over = region.over if isinstance(region, Norm) else "all"
         fresh = [param for param in dict.fromkeys(group["params"]) if id(param) not in seen]
         seen.update(map(id, fresh))
-        first = 0 if over == "all" else len(scopes)
-        if over == "tensor":
-            scopes += map(id, fresh)
-        elif over == "group":
-            scopes.append(id(group["params"][0]) if group["params"] else ("empty group", number))
-        elif not scopes:
-            scopes.append("all")
+        scopes = _scopes_of(layout, rule, group, number, fresh)
         names = dict(zip(group["params"], group.get("param_names") or _numbered(number, group), strict=True))
         for place, param in enumerate(fresh):
-            scope = first + place if over == "tensor" else first
+            scope = NO_SCOPE
+            if region.joint:
+                scope = scopes.start + place if _over(region) == "tensor" else scopes.start
             layout.leaves.append(Leaf(param, names[param], len(layout.leaves), rule, counts[rule], scope))
             counts[rule] += 1
-        layout.groups.append((rule, slice(first, len(scopes))))
+        layout.groups.append((rule, scopes))
     if not layout.leaves:
         raise ValueError(
             "There is nothing to clip: every group is left alone (None). Give at least one group a region."
@@ -158,6 +162,27 @@ def build(
     _check_radii(layout)
     _spread_out(layout, process_group)
     return layout
+
+
+def _over(region: Region) -> str:
+    """What makes up one vector; "none" where each coordinate is by itself."""
+    return region.over if isinstance(region, Norm) else "none"
+
+
+def _scopes_of(layout: Layout, rule: int, group: Group, number: int, fresh: list[Tensor]) -> slice:
+    """The range of scopes of a group's new parameters, added to the table where they are new."""
+    over = _over(layout.rules[rule].region)
+    first = len(layout.scopes)
+    if over == "tensor":
+        layout.scopes += [(rule, id(param)) for param in fresh]
+    elif over == "group":
+        layout.scopes.append((rule, id(group["params"][0]) if group["params"] else ("empty group", number)))
+    elif over == "all":
+        if (rule, "all") in layout.scopes:
+            first = layout.scopes.index((rule, "all"))
+            return slice(first, first + 1)
+        layout.scopes.append((rule, "all"))
+    return slice(first, len(layout.scopes))
 
 
 def _spread_out(layout: Layout, process_group: Any) -> None:

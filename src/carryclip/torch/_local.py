@@ -13,17 +13,15 @@ from torch.optim import Optimizer
 from carryclip.algorithm import NonFinite
 from carryclip.carry import CarryPolicy, check_policy
 from carryclip.diagnosis import warn_user
-from carryclip.torch import _layout, _targets
-from carryclip.torch._adopt import take_over
-from carryclip.torch._backward import Average, Buckets, Passes
-from carryclip.torch._callers import calling_scaler, warn_of_clipping
-from carryclip.torch._clipper import check_every
-from carryclip.torch._engine import Engine, Measured, Report
+from carryclip.torch import _foreign, _layout
+from carryclip.torch._agree import NonFiniteGradientError
+from carryclip.torch._backward import Average, Buckets, Passes, Stage
+from carryclip.torch._foreign import calling_scaler, warn_of_clipping
 from carryclip.torch._hooks import Hooks
-from carryclip.torch._judge import NonFiniteGradientError
 from carryclip.torch._layout import Gradients, Leaf, RegionMap
-from carryclip.torch._stage import Stage
-from carryclip.torch._state import PREFIX, params_of, wide
+from carryclip.torch._session import check_every
+from carryclip.torch._state import PREFIX, params_of, take_over, wide
+from carryclip.torch._step import Measured, Report, Stepper
 from carryclip.torch._watch import Metrics, Watch
 
 
@@ -87,9 +85,9 @@ class LocalUClip:
             raise TypeError("hook is for a DistributedDataParallel; this is a module on one device.")
         if hook is None and hook_state is not None:
             raise TypeError("hook_state is the state of a hook, and there is none: pass hook=... too.")
-        _targets.claim(self, [leaf.param for leaf in self._layout.leaves], watch_only=False)
+        _foreign.claim(self, [leaf.param for leaf in self._layout.leaves], watch_only=False)
         self._stage = Stage(self._layout)
-        self._engine = Engine(self._stage.trial, self._stage.trial_ledger, metrics_every)
+        self._stepper = Stepper(self._stage.trial, self._stage.trial_ledger, metrics_every)
         self._scaler = scaler
         self._measured: Measured | None = None
         self._blamed: Tensor | None = None
@@ -135,14 +133,14 @@ class LocalUClip:
 
     def nonfinite_parameters(self) -> dict[str, int]:
         """Which parameters had non-finite gradients on this rank, and in how many passes; waits for the device."""
-        return self._engine.judge.culprits(self._layout)
+        return self._stepper.agreement.culprits(self._layout)
 
     def remove(self) -> None:
         """Clip no more. DDP cannot let go of a communication hook: it goes on averaging."""
         self._hooks.remove()
         if self._source is not None:
             self._source.remove()
-        _targets.release(self, [leaf.param for leaf in self._layout.leaves])
+        _foreign.release(self, [leaf.param for leaf in self._layout.leaves])
 
     def summary(self) -> str:
         """One line: what is clipped, and to what."""
@@ -207,7 +205,7 @@ class LocalUClip:
             )  # fmt: skip
         else:
             self._stage.ledger.steps = int(next(iter(states[0]["groups"])).get(f"{PREFIX}steps", 0))
-        self._engine.forget()
+        self._stepper.forget()
         self._watch.reset()
 
     def _check_shapes(self, state: dict[int, dict[str, Tensor]]) -> None:
@@ -229,21 +227,21 @@ class LocalUClip:
     def clip(self, gradients: Gradients, *, last: bool) -> Tensor | None:
         """Clip a backward pass or a part of it; whether it is bad here, None if it cannot be."""
         stage, step = self._stage, self._stage.ledger.steps
-        self._engine.home, self._engine.ledger = stage.trial, stage.trial_ledger
+        self._stepper.home, self._stepper.ledger = stage.trial, stage.trial_ledger
         stage.trial_ledger.steps = step
-        report = self._engine.run(self._layout, None, None, inspect=last and self._measures(), gradients=gradients)
+        report = self._stepper.run(self._layout, None, None, inspect=last and self._measures(), gradients=gradients)
         if report.measured is not None:
             self._measured = report.measured
         return report.skip
 
     def _measures(self) -> bool:
-        every = self._engine.metrics_every
-        return every > 0 and (self._stage.ledger.steps % every == 0 or self._watch.step < 0)
+        every = self._stepper.metrics_every
+        return every > 0 and (self._stage.ledger.steps % every == 0 or not self._watch.measured)
 
     @property
     def needs_all(self) -> bool:
         """Whether this pass must be seen as a whole: for a norm, metrics, or the tally of what is dropped."""
-        tallies = self._engine.metrics_every > 0 and self.carry_policy is not True
+        tallies = self._stepper.metrics_every > 0 and self.carry_policy is not True
         return tallies or self._measures() or any(rule.region.joint for rule in self._layout.rules)
 
     @property
@@ -260,6 +258,7 @@ class LocalUClip:
         self._look_for_others()
         stage = self._stage
         gradients = [leaf.param.grad for leaf in self._layout.leaves if leaf.param.grad is not None]
+        gradients = [gradient for gradient in gradients if gradient.numel()]
         skip = None if found_inf is None else (found_inf > 0).reshape(())
         if self.nonfinite != "propagate" and gradients:
             device = stage.ledger.skipped.device
@@ -268,7 +267,7 @@ class LocalUClip:
             if self.nonfinite == "raise" and bool(bad if skip is None else bad & ~skip):
                 stage.drop()
                 complaint = self._complaint()
-                self._blamed = _copied(self._engine.judge.bad_steps)
+                self._blamed = _copied(self._stepper.agreement.bad_steps)
                 raise complaint
             skip = bad if skip is None else bad | skip.to(device)
         host = skip is not None and skip.is_cpu
@@ -284,7 +283,7 @@ class LocalUClip:
         ledger = stage.ledger
         ledger.steps += 1
         if self.nonfinite == "raise":
-            self._blamed = _copied(self._engine.judge.bad_steps)
+            self._blamed = _copied(self._stepper.agreement.bad_steps)
         if skip is not None:
             ledger.skipped += skip
             ledger.streak.copy_(torch.where(skip, ledger.streak + 1, 0))
@@ -317,7 +316,7 @@ class LocalUClip:
             self._known = now
 
     def _complaint(self) -> Exception:
-        counts: Any = self._engine.judge.bad_steps
+        counts: Any = self._stepper.agreement.bad_steps
         new = [] if counts is None else (counts if self._blamed is None else counts - self._blamed).tolist()
         names = [leaf.name for leaf, count in zip(self._layout.leaves, new, strict=False) if count]
         where = f"here: {'; '.join(names[:5])}" if names else "on another rank"
@@ -343,7 +342,7 @@ class LocalUClip:
 
 
 def _checked(optimizer: Any) -> tuple[list[Optimizer], list[Any], Any]:
-    optimizers, groups, split = _targets.parse(optimizer)
+    optimizers, groups, split = _foreign.parse(optimizer)
     if len(optimizers) != 1:
         raise TypeError("LocalUClip needs the model and one optimizer: LocalUClip(model, optimizer, region).")
     return optimizers, groups, split

@@ -1,5 +1,6 @@
 """PyTorch under the names the algorithm uses."""
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -8,23 +9,27 @@ import torch
 from carryclip._numpy import NumpyNamespace
 
 LONG = 1024
-"""Entries from which ``torch.dot`` loses more than a few units in the last place: it adds up in long chains."""
+"""Entries from which it pays to add up squares by rows."""
 ROW = 256
 
 
 def squared_norm(vector: torch.Tensor) -> torch.Tensor:
-    """The sum of squares of a vector, to a few units in the last place however long it is.
+    """The sum of squares of a vector, as a float64 scalar, to a few units in the last place however long it is.
 
-    Rows are short enough for float32, and their sum is taken in float64: for a million entries torch.dot is off by
-    1e-4.
+    Rows are short enough for their own type, and their squares are added up in float64 and by halves: ``torch.dot``
+    adds in long chains, and is off by 1e-4 for a million float32 entries.
     """
     count = vector.numel()
-    if count < LONG or vector.dtype == torch.float64:
-        return torch.dot(vector, vector)
+    if count < LONG:
+        entries = vector.double()
+        return (entries * entries).sum()
     whole = count - count % ROW
-    rows = torch.linalg.vector_norm(vector[:whole].reshape(-1, ROW), dim=1).double()
+    rows = torch.linalg.vector_norm(vector[:whole].view(-1, ROW), dim=1).double()
+    total = (rows * rows).sum()
+    if whole == count:
+        return total
     rest = vector[whole:].double()
-    return (torch.dot(rows, rows) + torch.dot(rest, rest)).to(vector.dtype)
+    return total + (rest * rest).sum()
 
 
 class TorchNamespace:
@@ -40,7 +45,30 @@ class TorchNamespace:
     sum = staticmethod(torch.sum)
     isfinite = staticmethod(torch.isfinite)
     finfo = staticmethod(torch.finfo)
+    maximum = staticmethod(torch.maximum)
+    max = staticmethod(torch.amax)
     float32 = torch.float32
+
+    @staticmethod
+    def size(values: torch.Tensor) -> float:
+        """The number of entries."""
+        return float(values.numel())
+
+    @staticmethod
+    def vector(values: Iterable[Any], like: torch.Tensor) -> torch.Tensor:
+        """Numbers, scalars or vectors end to end, where ``like`` is and in its type."""
+        listed = list(values)
+        if all(isinstance(value, (int, float)) for value in listed):
+            return constant([_fitted(value, like.dtype) for value in listed], like.device, like.dtype)
+        return torch.cat([_row(value, like) for value in listed])
+
+    @staticmethod
+    def total(values: Iterable[Any]) -> Any:
+        """The sum of a list of scalars."""
+        listed = list(values)
+        tensors = [value for value in listed if isinstance(value, torch.Tensor)]
+        numbers = sum(value for value in listed if not isinstance(value, torch.Tensor))
+        return torch.stack(tensors).sum() + numbers if tensors else numbers
 
     @staticmethod
     def allfinite(values: torch.Tensor) -> torch.Tensor:
@@ -54,9 +82,8 @@ class TorchNamespace:
         if torch.compiler.is_compiling():
             # On the CPU compiled loops add up in long chains, which float64 forgives and memory hides the cost of.
             return torch.sum(x * y, dtype=torch.float64).to(x.dtype) if x.is_cpu else torch.sum(x * y)
-        vectors = x.dim() == 1 and x.dtype == y.dtype
-        if vectors and (x is y or x.numel() < LONG):
-            return squared_norm(x) if x is y else torch.dot(x, y)
+        if x is y and x.dim() == 1 and x.is_contiguous():
+            return squared_norm(x).to(x.dtype)
         return torch.sum(x * y)
 
     @staticmethod
@@ -95,6 +122,18 @@ class TorchNamespace:
 
 def _sum(term: Any) -> torch.Tensor:
     return torch.sum(term) if isinstance(term, torch.Tensor) else TorchNamespace.inner(*term)
+
+
+def _row(value: Any, like: torch.Tensor) -> torch.Tensor:
+    """A number, a scalar or a vector as a vector, without a copy from the host."""
+    if isinstance(value, torch.Tensor):
+        return value.to(like.device, like.dtype, non_blocking=True).reshape(-1)
+    return torch.full((1,), _fitted(value, like.dtype), device=like.device, dtype=like.dtype)
+
+
+def _fitted(value: float, dtype: torch.dtype) -> float:
+    """A number too large for the type as infinity, which torch would refuse to make of it."""
+    return value if value != value or abs(value) <= torch.finfo(dtype).max else math.copysign(math.inf, value)
 
 
 _constants: dict[tuple[Any, ...], torch.Tensor] = {}

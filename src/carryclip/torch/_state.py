@@ -1,4 +1,4 @@
-"""Where the clipper's memory lives: buffers beside the optimizer's own state, scalars in the param groups.
+"""Where the clipper's memory lives, and how it goes on with what a checkpoint or an earlier clipper has left.
 
 ``optimizer.state[p]["uclip_..."]`` is saved by everything that saves optimizers. Scalars that belong to no parameter
 are kept in the param groups, which load without a cast.
@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 
 from carryclip import _checks
 from carryclip.algorithm import Buffers, Feed, Rule, find_rule
-from carryclip.torch._layout import Group, Layout
+from carryclip.diagnosis import warn_user
+from carryclip.torch._layout import Group, Layout, Leaf
 from carryclip.torch._shards import local
 
 PREFIX = "uclip_"
@@ -56,6 +57,11 @@ class OwnHome:
         """The entries of one parameter, to read only."""
         return self.state.get(param, {})
 
+    def has(self, kept: Iterable[tuple[Tensor, str, Tensor]]) -> bool:
+        """Whether parameters have these entries, the very same tensors."""
+        state = self.state
+        return all([param in state and state[param].get(key) is buffer for param, key, buffer in kept])
+
 
 class OptimizerHome:
     """Keeps buffers in ``optimizer.state``.
@@ -90,6 +96,14 @@ class OptimizerHome:
         """The entries of one parameter, to read only."""
         return self._waiting.get(param) or self._state(param) or {}
 
+    def has(self, kept: Iterable[tuple[Tensor, str, Tensor]]) -> bool:
+        """Whether parameters have these entries, the very same tensors."""
+        if self._waiting or len(self._optimizers) > 1:
+            return all([self.peek(param).get(key) is buffer for param, key, buffer in kept])
+        optimizer = self._optimizers[0]()
+        state: Any = {} if optimizer is None else optimizer.state
+        return all([param in state and state[param].get(key) is buffer for param, key, buffer in kept])
+
     def settle(self, optimizer: Optimizer) -> None:
         """Move waiting entries in, now that the optimizer has its own.
 
@@ -111,6 +125,16 @@ class OptimizerHome:
 def params_of(optimizer: Optimizer) -> list[Tensor]:
     """The optimizer's parameters in order, as often as they occur."""
     return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def is_marked_group(group: Group) -> bool:
+    """Whether U-Clip has written into a param group, of an optimizer or of a checkpoint."""
+    return REGION in group
+
+
+def is_marked(optimizer: Optimizer) -> bool:
+    """Whether U-Clip has written into an optimizer's param groups."""
+    return any(map(is_marked_group, optimizer.param_groups))
 
 
 def has_stepped(optimizer: Optimizer) -> bool:
@@ -135,6 +159,11 @@ class Storage(NamedTuple):
         if param.is_complex():
             return dtype.to_complex()
         return (self.carry if name == "carry" else self.moments) or dtype
+
+    def rounds(self, rule: Rule) -> bool:
+        """Whether some buffer of a rule is stored in fewer bits."""
+        averages = any(name not in ("carry", "count") for name in rule.buffers)
+        return (self.carry is not None and rule.policy.carries) or (self.moments is not None and averages)
 
 
 AS_COMPUTED = Storage()
@@ -178,26 +207,27 @@ class Ledger:
 
     def __init__(self, layout: Layout) -> None:
         device = layout.leaves[0].param.device
-        double = any(wide(leaf.param.dtype) == torch.float64 for leaf in layout.leaves)
         self.steps = 0
         self.skipped = torch.zeros((), dtype=torch.int64, device=device)
+        # A sum over a long run, to which each step adds little: in float32 it would stand still some day.
+        double = device.type in ("cpu", "cuda")
         self.dropped = torch.zeros((), dtype=torch.float64 if double else torch.float32, device=device)
         self.streak = torch.zeros((), dtype=torch.int64, device=device)
         """Skipped steps in a row, for the warning; not saved."""
-        self.feeds: dict[int, Feed] = {}
-        """For each rule that gates norms, one entry per scope."""
+        self.feed: Feed | None = None
+        """The gates' memory of all norms, one entry per scope; None if the policy is not gated."""
         self.fit(layout)
 
     def reset(self) -> None:
         """Start anew, in place."""
         self.steps = 0
-        for tensor in (self.skipped, self.dropped, self.streak, *(x for feed in self.feeds.values() for x in feed)):
+        for tensor in (self.skipped, self.dropped, self.streak, *(self.feed or ())):
             tensor.zero_()
 
     def follow(self, other: "Ledger", *, counts: bool = True, unless: Tensor | None = None) -> None:
         """Take over what ``other`` has, unless this is true; with ``counts`` also its steps and skips."""
         pairs = [(self.dropped, other.dropped)]
-        pairs += [pair for n, feed in self.feeds.items() for pair in zip(feed, other.feeds[n], strict=True)]
+        pairs += list(zip(self.feed or (), other.feed or (), strict=True))
         if counts:
             self.steps = other.steps
             pairs += [(self.skipped, other.skipped), (self.streak, other.streak)]
@@ -206,24 +236,24 @@ class Ledger:
 
     def fit(self, layout: Layout, old: Layout | None = None) -> None:
         """Make room for the scopes of ``layout``, taking over those that ``old`` had already."""
-        before, self.feeds = self.feeds, {}
-        for number, rule in enumerate(layout.rules):
-            if not rule.gates_scopes:
-                continue
-            types = {wide(leaf.param.dtype) for leaf in layout.leaves if leaf.rule == number}
-            size, device = len(layout.scopes[number]), self.skipped.device
-            feed = Feed(
-                torch.zeros(size, dtype=torch.float64 if torch.float64 in types else torch.float32, device=device),
-                torch.zeros(size, dtype=torch.int64, device=device),
-            )
-            was = None if old is None else find_rule(old.rules, rule)
-            if old is not None and was in before:
-                places = {scope: place for place, scope in enumerate(old.scopes[was])}
-                for place, scope in enumerate(layout.scopes[number]):
-                    if scope in places:
-                        feed.average[place] = before[was].average[places[scope]]
-                        feed.count[place] = before[was].count[places[scope]]
-            self.feeds[number] = feed
+        before, self.feed = self.feed, None
+        if layout.joint is None or not layout.joint.gates_scopes:
+            return
+        double = any(wide(leaf.param.dtype) == torch.float64 for leaf in layout.leaves if leaf.scope >= 0)
+        size, device = len(layout.scopes), self.skipped.device
+        self.feed = Feed(
+            torch.zeros(size, dtype=torch.float64 if double else torch.float32, device=device),
+            torch.zeros(size, dtype=torch.int64, device=device),
+        )
+        if old is None or before is None:
+            return
+        # Rules may have other numbers now; the same vector is the one of an equal rule with the same name.
+        places = {(rule, name): k for k, (rule, name) in enumerate(old.scopes)}
+        for k, (rule, name) in enumerate(layout.scopes):
+            place = places.get((find_rule(old.rules, layout.rules[rule]), name))
+            if place is not None:
+                self.feed.average[k] = before.average[place]
+                self.feed.count[k] = before.count[place]
 
     def write(self, groups: list[Group], layout: Layout, region: str) -> None:
         """Put the scalars into the param groups, where checkpoints find them."""
@@ -233,9 +263,8 @@ class Ledger:
             group.update({REGION: region, STEPS: self.steps, SKIPPED: self.skipped, DROPPED: self.dropped})
             if place is not None:
                 group[AVERAGES] = averages_of(layout.rules[place[0]])
-                if place[0] in self.feeds:
-                    feed = self.feeds[place[0]]
-                    group.update({FEED: feed.average[place[1]], FEED_COUNT: feed.count[place[1]]})
+                if self.feed is not None and layout.rules[place[0]].gates_scopes:
+                    group.update({FEED: self.feed.average[place[1]], FEED_COUNT: self.feed.count[place[1]]})
 
     def read(self, groups: list[Group], places: list[tuple[int, slice] | None]) -> bool:
         """Take the scalars over from param groups; False if a gate's memory did not fit and starts anew."""
@@ -246,8 +275,8 @@ class Ledger:
             self.steps = int(group[STEPS])
             self.skipped.copy_(group[SKIPPED])
             self.dropped.copy_(group[DROPPED])
-            feed = None if place is None else self.feeds.get(place[0])
-            if feed is None or place is None:
+            feed = self.feed
+            if feed is None or place is None or place[1].start == place[1].stop:
                 continue
             saved = group.get(FEED)
             if saved is None or saved.shape != feed.average[place[1]].shape:
@@ -257,3 +286,72 @@ class Ledger:
                 feed.average[place[1]] = saved.to(feed.average)
                 feed.count[place[1]] = group[FEED_COUNT].to(feed.count)
         return fits
+
+
+def mend(optimizer: Optimizer, leaves: list[Leaf], storage: Storage, summary: str) -> None:
+    """Undo what a load without U-Clip has done to our buffers, as far as that is possible, and warn."""
+    damage: set[str] = set()
+    for leaf in leaves:
+        damage |= repair(optimizer.state.get(leaf.param, {}), leaf.param, storage)
+    if damage:
+        warn_user(
+            f"{summary}: {', '.join(sorted(damage))} had been cast to the parameters' type by a load without U-Clip, "
+            "and lost precision; entries that had become infinite are now 0. Attach UClip before "
+            "optimizer.load_state_dict()."
+        )
+
+
+def repair(entries: Entries, param: Tensor, storage: Storage) -> set[str]:
+    """Bring loaded buffers back to their own type; says what a load without U-Clip has done to them.
+
+    A float32 carry that was cast to float16 may have become infinite, and would stay so: such entries become 0.
+    """
+    damage = set()
+    for key in [key for key in entries if key.startswith(PREFIX)]:
+        value, kind = entries[key], storage.kind(key.removeprefix(PREFIX), param, wide(param.dtype))
+        narrow = value.dtype in (torch.float16, torch.bfloat16, torch.complex32) and value.dtype != kind
+        # A load without U-Clip casts to the parameter's type; any other narrow type was asked for by an earlier run.
+        if narrow and value.dtype == param.dtype:
+            damage.add(key)
+            value = value.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) if not value.is_complex() else value
+        entries[key] = value.to(kind)
+    return damage
+
+
+def drop_unused(entries: Entries, rule: Rule, *, keep_averages: bool) -> None:
+    """Delete buffers the rule has no use for, and averages that mean something else than its own."""
+    used = {PREFIX + name for name in rule.buffers if keep_averages or name == "carry"}
+    for key in [key for key in entries if key.startswith(PREFIX) and key not in used]:
+        del entries[key]
+
+
+def take_over(
+    layout: Layout,
+    ledger: Ledger,
+    home: OwnHome | OptimizerHome,
+    leaves: list[Leaf],
+    groups: list[Group],
+    places: list[tuple[int, slice] | None],
+    description: str,
+) -> None:
+    """Read the scalars of ``groups``, and drop averages that mean something else under this clipper's rules."""
+    saved = next((group[REGION] for group in groups if REGION in group), None)
+    if saved is None:
+        return
+    kept = True
+    for group, place in zip(groups, places, strict=True):
+        if place is None:
+            continue
+        rule = layout.rules[place[0]]
+        same = group.get(AVERAGES) == averages_of(rule)
+        kept = kept and (same or averages_of(rule) == "none")
+        members = {id(param) for param in group.get("params", [])}
+        for leaf in leaves:
+            if leaf.rule == place[0] and (not members or id(leaf.param) in members):
+                drop_unused(home.peek(leaf.param), rule, keep_averages=same)
+    kept = ledger.read(groups, places) and kept
+    if saved != description:
+        warn_user(
+            f"The optimizer's state was written with {saved}, but this run clips with {description}. The carry is "
+            f"taken over as it is{'' if kept else '; moments and feed averages start anew'}."
+        )

@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from carryclip.carry import CarryPolicy, Leaky
+from carryclip.carry import CarryPolicy, policy_of
 from carryclip.diagnosis import FEED_MEMORY, LAST_STEP, RUNNING, dangers, warn_user
 from carryclip.torch._state import Ledger
 
 COPY_EVERY = 10
 """Measured steps between two copies to the host."""
+_UNNAMED = ("streak", "feed", "weight", "step")
+"""What the vector holds beside the metrics: for the warnings, and which step was measured."""
 
 
 class Metrics(Mapping[str, float]):
@@ -25,17 +27,20 @@ class Metrics(Mapping[str, float]):
     The numbers are fetched from the device together, when the first of them is used.
     """
 
-    def __init__(self, vector: Tensor, step: int, watch: "Watch | None" = None) -> None:
+    def __init__(self, vector: Tensor, watch: "Watch | None" = None) -> None:
         self._vector = vector
         self._watch = watch
         self._values: dict[str, float] | None = None
-        self.step = step
+
+    @property
+    def step(self) -> int:
         """Number of the measured step, counted from 0; -1 if none was measured yet, and then its figures are NaN."""
+        return int(self._fetched()["step"])
 
     def _fetched(self) -> dict[str, float]:
         if self._values is None:
             values = self._vector.tolist()
-            self._values = dict(zip(LAST_STEP + RUNNING, values, strict=False))
+            self._values = dict(zip((*LAST_STEP, *RUNNING, *_UNNAMED), values, strict=True))
             if self._watch is not None:
                 self._watch.check(values)
         return self._values
@@ -68,15 +73,16 @@ class Watch:
         self.ledger = ledger
         self.where = where
         self.quiet = quiet
-        self.bounded = not (carry is True or isinstance(carry, Leaky))
-        """Gated and Capped carries cannot run away, so there is nothing to warn of."""
+        self.bounded = policy_of(carry).bounded
         self.warned: set[str] = set()
         self.reset()
 
     def reset(self) -> None:
         """Forget what was measured, because a checkpoint was loaded."""
-        self.step = -1
+        self.measured = False
+        """Whether a step was measured, skipped or not."""
         self._last: Tensor | None = None
+        """The metrics of the last step that was measured and counted, and its number."""
         self._feed: Tensor | None = None
         """Exponential averages of the feed and of 1; their quotient is free of the bias toward the first zeros."""
         self._measured = 0
@@ -84,29 +90,35 @@ class Watch:
 
     def record(self, vector: Tensor, skip: Tensor | None, step: int) -> None:
         """Take in a measured step; a skipped one leaves the figures of the one before."""
-        last = torch.zeros_like(vector) if self._last is None else self._last
-        feed = last[:2] if self._feed is None else self._feed
+        last, feed = self._figures()
+        vector = torch.cat([vector.to(last.dtype), torch.full_like(last[:1], step)])
         fed = torch.stack([vector[LAST_STEP.index("carry_feed")], torch.ones_like(vector[0])])
         moved = FEED_MEMORY * feed + (1.0 - FEED_MEMORY) * fed
         self._last = vector if skip is None else torch.where(skip, last, vector)
         self._feed = moved if skip is None else torch.where(skip, feed, moved)
-        self.step = step
+        self.measured = True
         self._measured += 1
         self._collect()
 
+    def _figures(self) -> tuple[Tensor, Tensor]:
+        """(metrics and number of the last measured step, averages of the feed), NaN and 0 before the first."""
+        if self._last is not None and self._feed is not None:
+            return self._last, self._feed
+        dropped = self.ledger.dropped
+        last = torch.full((len(LAST_STEP) + 1,), math.nan, device=dropped.device, dtype=dropped.dtype)
+        last[-1] = -1.0
+        return last, torch.zeros_like(last[:2])
+
     def vector(self) -> Tensor:
-        """Metrics, then the figures only the warnings use; a new tensor on the device."""
+        """Metrics, then the figures only the warnings use, then the step; a new tensor on the device."""
         ledger = self.ledger
-        last = self._last
-        if last is None:
-            last = torch.full((len(LAST_STEP),), math.nan, device=ledger.skipped.device)
-        feed = last.new_zeros(2) if self._feed is None else self._feed
+        last, feed = self._figures()
         extra = [ledger.skipped, ledger.dropped, ledger.streak, *feed]
-        return torch.cat([last, torch.stack([x.to(last.dtype) for x in extra])])
+        return torch.cat([last[:-1], torch.stack([x.to(last.dtype) for x in extra]), last[-1:]])
 
     def metrics(self) -> Metrics:
         """A snapshot; it waits for the device only when a number is used."""
-        return Metrics(self.vector(), self.step, self)
+        return Metrics(self.vector(), self)
 
     def _collect(self) -> None:
         """Look at the copy sent last if it is here, and send another now and then."""
@@ -130,7 +142,7 @@ class Watch:
         """Warn of what the figures show; each warning comes once."""
         if self.quiet:
             return
-        named = dict(zip((*LAST_STEP, *RUNNING, "streak", "feed", "weight"), values, strict=True))
+        named = dict(zip((*LAST_STEP, *RUNNING, *_UNNAMED), values, strict=True))
         carried = 0.0 if self.bounded else named["carry_ratio"]
         look = "clipper.nonfinite_parameters() names the parameters"
         for kind, message in dangers(carried, named["feed"], named["weight"], named["streak"], look):

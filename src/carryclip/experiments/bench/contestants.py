@@ -9,7 +9,7 @@ from torch import Tensor
 
 from carryclip import EWMA, Adaptive, Component, Gated, Norm, Welford
 from carryclip.torch import UClip
-from carryclip.torch._jobs import SMALL
+from carryclip.torch._bundles import Tuning
 
 Step = Callable[[], Any]
 
@@ -91,7 +91,7 @@ def _uclip(region: Any, compile: bool, options: dict[str, Any]) -> Make:
         clipper = UClip(params, own, **settings)
 
         def held() -> int:
-            entries = [clipper._engine.home.peek(param) for param in params]
+            entries = [clipper._session.stepper.home.peek(param) for param in params]
             return sum(x.nbytes for each in entries for x in each.values())
 
         return Entry(clipper.clip_, held)
@@ -158,9 +158,11 @@ def _floor(reads: int, arrays: int) -> Make:
 
     read, write = (torch.compile(f, dynamic=True, fullgraph=True) for f in (look, move))
 
+    small_size = Tuning().small
+
     def make(params: list[Tensor]) -> Entry:
-        large = [p for p in params if p.numel() >= SMALL]
-        rest = sum(p.numel() for p in params if p.numel() < SMALL)
+        large = [p for p in params if p.numel() >= small_size]
+        rest = sum(p.numel() for p in params if p.numel() < small_size)
         buffers = [[torch.zeros(p.numel()) for _ in range(arrays - 1)] for p in large]
         small = [[torch.zeros(rest) for _ in range(arrays)]] if rest else []
 

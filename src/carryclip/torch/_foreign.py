@@ -1,9 +1,15 @@
-"""What a clipper can be given, what it is already given to, and errors that say how to fix the rest."""
+"""What is known of others' code: what a clipper can be attached to, who steps the optimizer, and who clips as well.
+
+Frameworks leave no trace on the optimizer they step, so they are looked for among the callers, once. Errors say what to
+pass instead.
+"""
 
 import gc
+import sys
 import weakref
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from types import FrameType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,10 +17,19 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from carryclip.regions import Region
+from carryclip.algorithm import Rule
+from carryclip.diagnosis import warn_user
+from carryclip.regions import Norm, Region
 from carryclip.torch._layout import Group
 
+# ---------------------------------------------------------------------- what a clipper is given
+
 _INNER = ("optimizer", "original_optimizer", "optim", "inner_optimizer", "base_optimizer")
+
+_REGISTRIES = [
+    f"_optimizer_{event}_{when}_hooks" for event in ("step", "state_dict", "load_state_dict") for when in ("pre", "post")
+]
+"""What ``Optimizer.__init__`` makes; optimizers that do not call it have no hooks."""
 
 _owners: Any = WeakTensorKeyDictionary()
 """Which clipper works on a parameter, so that no gradient is clipped twice."""
@@ -72,7 +87,7 @@ def _hookable(optimizer: Any) -> Optimizer:
     name = type(optimizer).__name__
     if name == "AcceleratedOptimizer":  # Accelerate's wrapper steps the optimizer inside it as it is
         return _hookable(optimizer.optimizer)
-    if not (isinstance(optimizer, Optimizer) and hasattr(optimizer, "_optimizer_step_pre_hooks")):
+    if not (isinstance(optimizer, Optimizer) and all(hasattr(optimizer, registry) for registry in _REGISTRIES)):
         for attribute in _INNER:
             if isinstance(getattr(optimizer, attribute, None), Optimizer):
                 raise TypeError(
@@ -146,3 +161,113 @@ def release(clipper: Any, params: Iterable[Tensor]) -> None:
         reference = _owners.get(param)
         if reference is not None and reference() is clipper:
             del _owners[param]
+
+# ---------------------------------------------------------------------- who steps the optimizer
+
+_SET_UP = {
+    "_init_optim_state": "torch.distributed.checkpoint",
+    "initialize_optimizer_states": "deepspeed",
+}
+"""Functions that step with gradients of zero, only so that the optimizer makes its state; and where they are."""
+
+_FRAMEWORKS = ("deepspeed.", "lightning.", "pytorch_lightning.", "torch.amp.", "transformers.")
+
+
+def makes_state() -> bool:
+    """Whether this step is none of the training: a framework takes it to have the optimizer's state made."""
+    return any(
+        frame.f_code.co_name in _SET_UP
+        and frame.f_globals.get("__name__", "").startswith(_SET_UP[frame.f_code.co_name])
+        for frame in _frames()
+    )
+
+
+def owners() -> Iterator[Any]:
+    """The objects of frameworks whose methods are being run, from the innermost. Costs some time: ask once."""
+    for frame in _frames():
+        code = frame.f_code
+        if code.co_varnames[: min(code.co_argcount, 1)] != ("self",):
+            continue
+        if not frame.f_globals.get("__name__", "").startswith(_FRAMEWORKS):
+            continue
+        names = frame.f_locals
+        owner = names.get("self")
+        if type(names) is dict:
+            # Before Python 3.13 this is a copy that the frame keeps, and with it a batch, until the training is over.
+            names.clear()
+        if owner is not None:
+            yield owner
+
+
+def calling_scaler() -> Any:
+    """The ``GradScaler`` that is just stepping the optimizer, if one is."""
+    scalers = (owner for owner in owners() if isinstance(owner, torch.amp.GradScaler) and owner.is_enabled())
+    return next(scalers, None)
+
+
+def warn_of_clipping() -> None:
+    """Warn if a trainer among the callers clips as well; the outermost counts, which sets up those inside it."""
+    found = [said for owner in owners() if (said := _clips(owner)) is not None]
+    if found:
+        who, remedy = found[-1]
+        warn_user(f"{who} before U-Clip does, and throws away what the carry should keep: set {remedy}.")
+
+
+def _clips(owner: Any) -> tuple[str, str] | None:
+    """How a trainer says that it clips, and what switches that off."""
+    kinds = {(kind.__module__.split(".")[0], kind.__name__) for kind in type(owner).__mro__}
+    if ("transformers", "Trainer") in kinds and owner.args.max_grad_norm:
+        limit = owner.args.max_grad_norm
+        return f"The trainer clips to max_grad_norm={limit:g}", "TrainingArguments(max_grad_norm=0.0)"
+    if kinds & {("lightning", "Trainer"), ("pytorch_lightning", "Trainer")} and owner.gradient_clip_val:
+        limit = owner.gradient_clip_val
+        return f"Trainer(gradient_clip_val={limit}) clips", "Trainer(gradient_clip_val=None)"
+    if ("deepspeed", "DeepSpeedEngine") in kinds and owner.gradient_clipping():
+        limit = owner.gradient_clipping()
+        return f"DeepSpeed's gradient_clipping={limit:g} clips", '"gradient_clipping": 0 in its configuration'
+    return None
+
+
+def _frames() -> Iterator[FrameType]:
+    frame = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+# ---------------------------------------------------------------------- DeepSpeed, which steps flat partitions, one group after the other
+
+
+class Partition(NamedTuple):
+    """How ZeRO cuts the parameters up."""
+
+    group: Any
+    """The process group whose ranks have the other parts."""
+    calls: int
+    """How often the optimizer is stepped for one step of the training."""
+
+
+def stepping_engine(optimizer: Optimizer) -> Partition | None:
+    """The ZeRO optimizer that is just stepping this one, if one is."""
+    if "deepspeed" not in sys.modules:
+        return None
+    zero: Any = None
+    for owner in owners():
+        ours = type(owner).__module__.startswith("deepspeed.") and getattr(owner, "optimizer", None) is optimizer
+        if zero is None and ours and hasattr(owner, "dp_process_group"):
+            zero = owner
+    if zero is None:
+        return None
+    # Stages 1 and 2 step group by group, stage 3 by smaller parts still; others all at once.
+    parts = getattr(zero, "bit16_groups", None) or getattr(zero, "fp16_groups", None) or [None]
+    return Partition(zero.dp_process_group, len(parts))
+
+
+def check_rules(rules: list[Rule], partition: Partition) -> None:
+    """Refuse norms that DeepSpeed leaves no way to measure."""
+    for region in [rule.region for rule in rules if isinstance(rule.region, Norm)]:
+        if region.over != "all" or partition.calls > 1:
+            why = "each tensor is cut up" if region.over != "all" else "the optimizer is stepped once for each group"
+            raise TypeError(
+                f"{region!r} cannot be measured under DeepSpeed's ZeRO, where {why}. Use one param group with "
+                "Norm(radius), a region that looks at each coordinate (Component, Adaptive, Sign), or FSDP2."
+            )

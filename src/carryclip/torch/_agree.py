@@ -1,0 +1,334 @@
+"""Whether a step counts, agreed by all ranks, and what they tell each other: one small vector per step.
+
+The vector is summed over the ranks before anything is written. It says whether a gradient is bad, and holds the sums of
+every norm that spans ranks. What is known only when a step is done (what was dropped, the sums behind the metrics)
+travels with the vector of the next step: no step has a second collective, and reading metrics never waits for a rank.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from carryclip.algorithm import Sums, measure
+from carryclip.diagnosis import Diagnosis
+from carryclip.scopes import Figures, Totals
+from carryclip.torch._bundles import Bundle, Opened, piece_of
+from carryclip.torch._layout import Gradients, Layout, Leaf
+from carryclip.torch._namespace import constant, xp
+from carryclip.torch._shards import Spread, local
+from carryclip.torch._state import wide
+
+Seen = list[tuple[Bundle, Sums]]
+"""The bundles of a step and what was measured of each."""
+
+
+class NonFiniteGradientError(FloatingPointError):
+    """A gradient was not finite under ``nonfinite="raise"``; nothing has been changed."""
+
+
+class Aftermath(NamedTuple):
+    """What is known of a step when it is done."""
+
+    step: int
+    skip: Tensor | None
+    dropped_sq: Any = None
+    """Square of what this rank has dropped; None for nothing."""
+    joint_sq: Any = None
+    """The same of norms that span ranks, which every rank knows."""
+    inspected: bool = False
+    figures: Figures | None = None
+    """The sums behind the metrics, if they were asked for; None if the step is known to have been skipped."""
+
+
+_ANSWERS = (torch.tensor(False, device="cpu"), torch.tensor(True, device="cpu"))
+
+
+class Agreement:
+    """Decides whether steps count, and remembers which parameters were not finite."""
+
+    def __init__(self) -> None:
+        self.bad_steps: Tensor | None = None
+        """How often each clipped parameter was not finite."""
+        self.pending: Aftermath | None = None
+        """Of this rank's last step, to travel with the next vector."""
+        self._summed: Aftermath | None = None
+
+    def summed(self) -> Aftermath | None:
+        """The aftermath of an earlier step, summed over the ranks, if there is one that was not taken yet."""
+        found, self._summed = self._summed, None
+        return found
+
+    def forget(self) -> None:
+        """What was done last is of no interest any more."""
+        self.pending = self._summed = None
+
+    def culprits(self, layout: Layout) -> dict[str, int]:
+        """Names of the parameters that were not finite, and in how many steps; waits for the device."""
+        counts = [] if self.bad_steps is None else self.bad_steps.tolist()
+        return {leaf.name: count for leaf, count in zip(layout.leaves, counts, strict=False) if count}
+
+    # ------------------------------------------------------------------ deciding
+
+    def skip(
+        self,
+        layout: Layout,
+        gradients: Gradients,
+        seen: Seen,
+        totals: Totals | None,
+        found_inf: Tensor | None,
+        step: int,
+        open_up: "Open",
+        *,
+        host: bool,
+        device: torch.device,
+        talks: bool,
+    ) -> tuple[Tensor | None, Totals | None]:
+        """Whether this step must not count, as a boolean on the device (None if nothing can stop it); and the totals.
+
+        ``open_up`` is asked for gradients to look at again, if some are bad and nobody knows yet which.
+        Where parameters are spread over ranks, these meet here: they decide alike, and learn each other's sums.
+        """
+        outside = None if found_inf is None else (local(found_inf).to(device, non_blocking=True) > 0).reshape(())
+        judged = [(bundle, sums) for bundle, sums in seen if sums.bad is not None and bundle.rule.can_reject]
+        again = layout, gradients, judged, device, open_up
+        bad = self._bad(*again, host=host) if judged else None
+        spread = layout.spread
+        if spread is not None and talks:
+            if bad is None and layout.rejects:
+                bad = False if host else torch.zeros((), dtype=torch.bool, device=device)
+            if spread.whole and bad is not None:  # norms that only this rank knows
+                bad = _overflows(layout, totals, bad, host=host, only_own=True)
+            bad, outside, totals = self._meet(layout, spread, bad, outside, totals, device, host=host)
+        if bad is None:
+            return outside, totals
+        bad = _overflows(layout, totals, bad, host=host)
+        if layout.rules[0].nonfinite == "raise":
+            guilty = bad if outside is None else bad & ~outside
+            if bool(guilty):
+                raise self._complaint(*again, step)
+        bad = _ANSWERS[bad] if host else bad
+        return (bad if outside is None else bad | outside), totals
+
+    def _bad(
+        self, layout: Layout, gradients: Gradients, judged: Seen, device: torch.device, open_up: "Open", *, host: bool
+    ) -> Any:
+        """Whether a gradient here is bad, and a note of which."""
+        if host:
+            bad = any([bool(sums.bad) for _, sums in judged])
+            if bad:
+                self._remember(layout, *_bad_leaves(layout, gradients, judged, device, open_up))
+            return bad
+        numbers, flags = _flags(gradients, judged, device)
+        self._remember(layout, numbers, flags)
+        return torch.stack([sums.bad.any().to(device, non_blocking=True) for _, sums in judged]).any()
+
+    def _complaint(
+        self,
+        layout: Layout,
+        gradients: Gradients,
+        judged: Seen,
+        device: torch.device,
+        open_up: "Open",
+        step: int,
+    ) -> Exception:
+        numbers, flags = _bad_leaves(layout, gradients, judged, device, open_up)
+        names = [layout.leaves[n].name for n, flag in zip(numbers, flags.tolist(), strict=True) if flag]
+        culprit = "; ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        unknown = "the whole vector (its norm overflows)"
+        if layout.spread is not None:
+            unknown = "a parameter on another rank, or the whole vector (its norm overflows)"
+        return NonFiniteGradientError(
+            f"Step {step}: the gradient of {culprit or unknown} is not finite. "
+            "Carry, moments and parameters are unchanged. Skip the batch (optimizer.zero_grad()), or attach "
+            'U-Clip with nonfinite="skip".'
+        )
+
+    def _remember(self, layout: Layout, numbers: list[int], flags: Tensor) -> None:
+        """Count, per parameter, the steps in which it was not finite."""
+        if self.bad_steps is None:
+            self.bad_steps = torch.zeros(len(layout.leaves), dtype=torch.int64, device=flags.device)
+        if numbers == list(range(len(layout.leaves))):
+            self.bad_steps += flags
+        else:
+            self.bad_steps.index_add_(0, constant(numbers, flags.device, torch.int64), flags.long())
+
+    def move(self, old: Layout, new: Layout) -> None:
+        """Param groups were added: keep the counts with their parameters."""
+        if self.bad_steps is not None:
+            counts = self.bad_steps
+            self.bad_steps = torch.zeros(len(new.leaves), dtype=torch.int64, device=counts.device)
+            places = {leaf.param: leaf.number for leaf in old.leaves}
+            for leaf in new.leaves:
+                if leaf.param in places:
+                    self.bad_steps[leaf.number] = counts[places[leaf.param]]
+
+    # ------------------------------------------------------------------ meeting the other ranks
+
+    def _meet(
+        self,
+        layout: Layout,
+        spread: Spread,
+        bad: Any,
+        outside: Any,
+        totals: Totals | None,
+        device: torch.device,
+        *,
+        host: bool,
+    ) -> tuple[Any, Any, Totals | None]:
+        """Add up over the ranks; everything stays on the device."""
+        after, self.pending = self.pending, None
+        if spread.size == 1:
+            self._summed = after or self._summed
+            return bad, outside, totals
+        vector = _Vector(device)
+        vector.put(0.0 if bad is None else bad)
+        vector.put(0.0 if outside is None else outside)
+        # A norm of one whole tensor is the affair of the rank that has it.
+        shared = [k for k, own in enumerate(layout.own) if not own]
+        columns = _columns(totals, shared) if totals is not None else []
+        for column in columns:
+            vector.put(column)
+        if after is not None:
+            vector.put(0.0 if after.dropped_sq is None else after.dropped_sq)
+            if after.figures is not None:
+                for column in after.figures.sums[:-1]:
+                    vector.put(column[[*shared, -1]])
+                worst = [0.0] * spread.size
+                vector.put(worst)
+                vector.last()[spread.rank] = float(after.figures.sums.ratio[0]) if host else after.figures.sums.ratio[0]
+        read = vector.summed(spread.group)
+        any_bad, any_outside = read(1).reshape(()) > 0, read(1).reshape(()) > 0
+        if totals is not None:
+            totals = _filled(totals, shared, [read(len(shared)) for _ in columns], host=host)
+        if after is not None:
+            self._summed = self._after(after, shared, read, spread, host=host)
+        known: Any = None
+        if bad is not None:
+            known = bool(any_bad) if host else any_bad
+        return known, None if outside is None else any_outside, totals
+
+    @staticmethod
+    def _after(
+        after: Aftermath, shared: list[int], read: Callable[[int], Tensor], spread: Spread, *, host: bool
+    ) -> Aftermath:
+        """The aftermath with what the ranks have summed."""
+        dropped_sq = read(1).reshape(())
+        figures = after.figures
+        if figures is not None:
+            columns = []
+            for column in figures.sums[:-1]:
+                new = column.copy() if host else column.clone()
+                got = read(len(shared) + 1)
+                new[[*shared, -1]] = got.numpy() if host else got.to(column.dtype)
+                columns.append(new)
+            worst = read(spread.size).amax().reshape(1)
+            columns.append(worst.numpy() if host else worst.to(figures.sums.ratio.dtype))
+            figures = figures._replace(sums=Diagnosis._make(columns))
+        return after._replace(dropped_sq=dropped_sq, figures=figures)
+
+
+Open = Callable[[Layout, Leaf, Tensor], Opened]
+"""Sees a parameter's gradient as plain arrays, to read only."""
+
+
+def _bad_leaves(
+    layout: Layout, gradients: Gradients, judged: Seen, device: torch.device, open_up: Open
+) -> tuple[list[int], Tensor]:
+    """Numbers of the parameters, and whether each is bad, by a second look at each."""
+    leaves = {leaf.number: leaf for bundle, _ in judged for leaf in bundle.leaves}
+    flags = [torch.zeros((0,), dtype=torch.bool, device=device)]
+    for leaf in leaves.values():
+        gradient = gradients[leaf.number]
+        assert gradient is not None
+        opened = open_up(layout, leaf, gradient)
+        carry = piece_of(opened, None).buffers.carry
+        bad = measure(xp, layout.rules[leaf.rule], opened.gradient, carry, wide(opened.gradient.dtype)).bad
+        flags.append(bad.to(device).reshape(1))
+    return list(leaves), torch.cat(flags)
+
+
+def _flags(gradients: Gradients, judged: Seen, device: torch.device) -> tuple[list[int], Tensor]:
+    """Numbers of the parameters, and whether each is bad, without waiting for the device."""
+    numbers, columns = [], []
+    for bundle, sums in judged:
+        leaves = [leaf for piece in bundle.pieces for leaf in piece.leaves]
+        flags = sums.bad.reshape(-1)
+        if flags.numel() < len(leaves):  # several tensors have one flag together; the norms tell which it is
+            own: list[Any] = [gradients[leaf.number] for leaf in leaves]
+            flags = flags.any() & ~torch.isfinite(torch.stack(torch._foreach_norm(own, math.inf)))
+        numbers += [leaf.number for leaf in leaves]
+        columns.append(flags.to(device, non_blocking=True))
+    return numbers, torch.cat(columns)
+
+
+def _overflows(layout: Layout, totals: Totals | None, bad: Any, *, host: bool, only_own: bool = False) -> Any:
+    """``bad``, or whether a norm is not finite."""
+    if totals is None or layout.joint is None or not layout.joint.can_reject:
+        return bad
+    squares = totals.sums.total_sq
+    if only_own:
+        squares = squares[[k for k, own in enumerate(layout.own) if own]]
+    if host:
+        return bad or not bool(np.isfinite(squares).all())
+    return bad | ~torch.all(torch.isfinite(squares))
+
+
+_SUMMED = ("total_sq", "carry_sq", "dot")
+
+
+def _columns(totals: Totals, shared: list[int]) -> list[Any]:
+    """What of the totals adds up over ranks: the sums of the scopes that span them, and who has a gradient."""
+    columns = [getattr(totals.sums, name)[shared] for name in _SUMMED if getattr(totals.sums, name) is not None]
+    return columns if totals.present is None else [*columns, totals.present[shared]]
+
+
+def _filled(totals: Totals, shared: list[int], columns: Sequence[Tensor], *, host: bool) -> Totals:
+    """The totals with other numbers in place of ``_columns``."""
+    left = iter(columns)
+
+    def put(old: Any) -> Any:
+        new = next(left)
+        found = old.copy() if host else old.clone()
+        found[shared] = new.numpy().astype(old.dtype) if host else new.to(old.dtype)
+        return found
+
+    sums = Sums(None, *(None if getattr(totals.sums, name) is None else put(getattr(totals.sums, name)) for name in _SUMMED))
+    return totals._replace(sums=sums, present=None if totals.present is None else put(totals.present))
+
+
+class _Vector:
+    """Numbers and small arrays end to end, to be summed over the ranks and read in the same order."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._kind = torch.float64 if device.type in ("cpu", "cuda") else torch.float32
+        self._parts: list[Tensor] = []
+
+    def put(self, value: Any) -> None:
+        """Add a number, a list of them or an array."""
+        if not isinstance(value, (Tensor, np.ndarray)):
+            value = torch.tensor(value, dtype=self._kind, device=self._device)
+        value = torch.as_tensor(value)
+        self._parts.append(value.to(self._device, self._kind, non_blocking=True).reshape(-1))
+
+    def last(self) -> Tensor:
+        """What was put last."""
+        return self._parts[-1]
+
+    def summed(self, group: Any) -> Callable[[int], Tensor]:
+        """Add up over the ranks; returns a function that reads the next numbers."""
+        vector = torch.cat(self._parts)
+        dist.all_reduce(vector, group=group)
+        at = 0
+
+        def read(count: int) -> Tensor:
+            nonlocal at
+            at += count
+            return vector[at - count : at]
+
+        return read

@@ -1,0 +1,522 @@
+"""What is done to a bundle, behind one signature: ``measure`` its arrays, then ``apply`` the step to them.
+
+    Pure       the functions of ``carryclip.algorithm`` as they are: any rule, any array
+    Recorded   the same functions as programs that write in place: flat arrays on the CPU, where values can be read
+    Listed     constant regions on a device: each line is one launch for a whole list of tensors
+    Compiled   the same functions through ``torch.compile``: large arrays, on request
+
+``choose`` takes the first that suits. One more kernel is one more class and one more line there; the battery proves
+each of them equal to the reference.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._utils import _flatten_dense_tensors as end_to_end
+from torch._utils import _unflatten_dense_tensors as in_shape
+
+from carryclip.algorithm import Age, Buffers, Rule, Scaling, Sums, age, apply, measure
+from carryclip.diagnosis import Diagnosis
+from carryclip.precision import truncate
+from carryclip.regions import Component
+from carryclip.torch import _compiled
+from carryclip.torch._bundles import Bundle, Piece, Tuning
+from carryclip.torch._compiled import NotCompiledError
+from carryclip.torch._namespace import xp
+from carryclip.torch._record import NotRecordableError, Program, filled, record
+
+
+class Told(NamedTuple):
+    """What a kernel has to tell of a bundle after a step; None where it was not asked for."""
+
+    dropped_sq: Any = None
+    diagnosis: Diagnosis | None = None
+
+
+class Call(NamedTuple):
+    """What a kernel needs to know of a step."""
+
+    step: int
+    sizes: tuple[Any, ...]
+    """The region's numbers, unless a piece has its own."""
+    scaling: Scaling | None
+    """The scalars of the bundle's scope; None for coordinate-wise kinds."""
+    skip: Tensor | None
+    """Boolean that cancels the step, where it cannot be read; None if the step counts."""
+    write: bool
+    """False: leave the gradients as they are."""
+    tally: bool
+    inspect: bool
+
+
+class Pure:
+    """The pure functions on each piece."""
+
+    def measure(self, bundle: Bundle, arrays: list[Tensor], *, clear: bool, inspect: bool) -> Sums:
+        """The sums of all pieces together; ``clear`` says that the carry is 0."""
+        pairs = zip(bundle.pieces, arrays, strict=True)
+        return _added([self.measure_one(bundle, piece, array, clear) for piece, array in pairs])
+
+    def measure_one(self, bundle: Bundle, piece: Piece, array: Tensor, clear: bool) -> Sums:
+        """The sums of one piece."""
+        carry = None if clear and not bundle.rule.gates_scopes else piece.buffers.carry
+        return measure(xp, bundle.rule, array, carry, bundle.dtype)
+
+    def apply(self, bundle: Bundle, arrays: list[Tensor], call: Call) -> Told:
+        """Write updates and buffers."""
+        clocks: dict[int, Age] = {}
+        told = []
+        for piece, array in zip(bundle.pieces, arrays, strict=True):
+            count = piece.buffers.count
+            clock = clocks.get(id(count))
+            if clock is None:
+                clock = clocks[id(count)] = age(xp, bundle.rule, _spread_out(piece), bundle.dtype)
+            told.append(self.apply_one(bundle, piece, array, call, clock))
+        return _told(told)
+
+    def apply_one(self, bundle: Bundle, piece: Piece, array: Tensor, call: Call, clock: Age) -> Told:
+        """Write one piece."""
+        sizes = call.sizes if piece.sizes is None else piece.sizes
+        skip = None if call.skip is None else call.skip.to(array.device, non_blocking=True)
+        outcome = apply(
+            xp,
+            bundle.rule,
+            array,
+            piece.buffers,
+            sizes,
+            call.scaling,
+            skip,
+            bundle.dtype,
+            clock=clock,
+            seed=_seed(bundle, piece, call.step),
+            tally=call.tally,
+            inspect=call.inspect,
+        )
+        if call.write:
+            array.copy_(outcome.update)
+        for k, new in enumerate(outcome.buffers[:-1]):
+            if new is not None and piece.rows is None:
+                piece.buffers[k].copy_(new)
+            elif new is not None:
+                piece.rows.stored[k].index_put_(piece.rows.rows, new)
+        return Told(outcome.dropped_sq, outcome.diagnosis)
+
+
+class Compiled(Pure):
+    """The pure functions through ``torch.compile``; without a compiler that works, as they are."""
+
+    def measure_one(self, bundle: Bundle, piece: Piece, array: Tensor, clear: bool) -> Sums:
+        """The sums of one piece."""
+        if not bundle.rule.region.joint or bundle.rule.unit != 1.0 or _compiled.broken():
+            return super().measure_one(bundle, piece, array, clear)
+        carry = None if clear and not bundle.rule.gates_scopes else piece.buffers.carry
+        try:
+            return _compiled.measured(bundle.rule, array, carry, bundle.dtype)
+        except NotCompiledError:
+            return super().measure_one(bundle, piece, array, clear)
+
+    def apply_one(self, bundle: Bundle, piece: Piece, array: Tensor, call: Call, clock: Age) -> Told:
+        """Write one piece."""
+        if _compiled.broken():
+            return super().apply_one(bundle, piece, array, call, clock)
+        sizes = call.sizes if piece.sizes is None else piece.sizes
+        call = _as_tensors(call, bundle.dtype, array.device)
+        given = array, piece.buffers, sizes, call.scaling, call.skip, bundle.dtype
+        how = {"clock": clock, "tally": call.tally, "inspect": call.inspect, "write": call.write}
+        try:
+            return Told(*_compiled.applied(bundle.rule, *given, **how, seed=_seed(bundle, piece, call.step)))
+        except NotCompiledError:
+            return super().apply_one(bundle, piece, array, call, clock)
+
+
+class Recorded(Pure):
+    """Programs made of the pure functions, on the CPU, where numbers can be looked at for nothing; see ``_record``."""
+
+    def __init__(self) -> None:
+        self._programs: dict[Any, Any] = {}
+        self._scratch: dict[tuple[torch.dtype, int], Tensor] = {}
+        """Memory that programs leave to the next ones."""
+
+    def forget(self) -> None:
+        """Rules are others from now on."""
+        self._programs.clear()
+
+    def measure(self, bundle: Bundle, arrays: list[Tensor], *, clear: bool, inspect: bool) -> Sums:
+        """The sums of all pieces together, as numbers."""
+        rule = bundle.rule
+        if not rule.region.joint:
+            bundle.tame, bad = _looked_at(arrays, bundle.dtype) if rule.can_reject else (False, None)
+            return Sums(bad=bad)
+        gated = rule.gates_scopes
+        carries = rule.policy.carries and (gated or not clear)
+        program, shape = self._program(("measure", id(rule), bundle.narrow, carries), _measure_of, bundle, carries)
+        total_sq = carry_sq = dot = 0.0
+        for piece, array in zip(bundle.pieces, arrays, strict=True):
+            stored = (piece.buffers.carry,) if carries else ()
+            found = filled(shape, program.run(array, *stored, *self._room(program, array)))
+            total_sq += found.total_sq
+            if gated:
+                carry_sq += found.carry_sq
+                dot += found.dot
+        # Where the pure functions add up, in the type of the buffers, this would have overflowed.
+        if total_sq > torch.finfo(bundle.dtype).max:
+            total_sq = math.inf
+        return Sums(not math.isfinite(total_sq), total_sq, carry_sq if gated else None, dot if gated else None)
+
+    def apply(self, bundle: Bundle, arrays: list[Tensor], call: Call) -> Told:
+        """Write updates and buffers."""
+        averages, clocks, told = "count" in bundle.rule.buffers, {}, []
+        clock: Age | None = Age()
+        for piece, array in zip(bundle.pieces, arrays, strict=True):
+            if averages:
+                clock = self._clock(bundle, piece, clocks)
+            found = None if clock is None else self._replay(bundle, piece, array, call, clock)
+            if found is None:
+                clock = age(xp, bundle.rule, _spread_out(piece), bundle.dtype)
+                found = self.apply_one(bundle, piece, array, call, clock)
+            told.append(found)
+        return _told(told)
+
+    def _replay(self, bundle: Bundle, piece: Piece, array: Tensor, call: Call, clock: Age) -> Told | None:
+        """Run the program for one piece; None if there can be none."""
+        scaling, sizes = call.scaling, call.sizes if piece.sizes is None else piece.sizes
+        scalars: tuple[Any, ...] = ()
+        if scaling is not None:
+            sizes = (1.0,)  # the scaling says it all
+            scalars = (scaling.scale,) if scaling.keep is None else (scaling.scale, scaling.keep)
+        if not all([isinstance(size, float) for size in sizes]):
+            return None
+        plain = call.write, call.tally, call.inspect, bundle.tame, clock.warm, len(scalars)
+        made = self._program((id(bundle.rule), bundle.narrow, sizes, *plain), _apply_of, bundle, call, sizes, clock)
+        if made is None:
+            return None
+        program, shape = made
+        given = [array, *[x for x in piece.buffers[:-1] if x is not None], *scalars]
+        given += [x for x in (clock.share, clock.factor, clock.gate) if x is not None]
+        if bundle.rounds:
+            given.append(piece.seed(call.step))
+        values = program.run(*given, *self._room(program, array))
+        return filled(shape, values) if values else Told()
+
+    def _clock(self, bundle: Bundle, piece: Piece, known: dict[int, Age]) -> Age | None:
+        """What follows from the count of samples, as numbers; None if it differs between the tensors of a piece."""
+        counts = piece.buffers.count.reshape(-1).tolist()
+        count = counts[0]
+        if any(other != count for other in counts):
+            return None
+        if count not in known:
+            found = age(xp, bundle.rule, torch.tensor(count), bundle.dtype)
+            known[count] = Age(*(None if x is None else x.item() for x in found))
+        return known[count]
+
+    def _program(self, key: Any, recorder: Callable[..., Any], *given: Any) -> Any:
+        """A program and the structure of what it returns; None if there can be none."""
+        if key not in self._programs:
+            if len(self._programs) >= 64:  # a schedule makes another one at every step
+                self._programs.clear()
+            try:
+                self._programs[key] = recorder(*given)
+            except NotRecordableError:
+                self._programs[key] = None
+        return self._programs[key]
+
+    def _room(self, program: Program, array: Tensor) -> list[Tensor]:
+        """Scratch memory for an array of this length."""
+        count, found = array.numel(), []
+        for k, dtype in enumerate(program.scratch):
+            kept = self._scratch.get((dtype, k))
+            if kept is None or kept.numel() < count or kept.is_inference() != torch.is_inference_mode_enabled():
+                kept = self._scratch[dtype, k] = torch.empty(count, dtype=dtype)
+            found.append(kept[:count])
+        return found
+
+
+def _looked_at(arrays: list[Tensor], dtype: torch.dtype) -> tuple[bool, bool]:
+    """(all entries are finite and small, some are not finite).
+
+    A finite sum of squares tells the first at the speed of memory; only if it is not finite, or huge, a closer look is
+    needed: a finite 1e25 is no reason to skip a step.
+    """
+    limit = torch.finfo(dtype).max / 64
+    tame, bad = True, False
+    for array in arrays:
+        if array.dtype == dtype and torch.dot(array, array).item() <= limit:
+            continue
+        low, high = (x.item() for x in torch.aminmax(array))
+        bad = bad or not (math.isfinite(low) and math.isfinite(high))
+        tame = tame and max(-low, high) <= limit**0.5
+    return tame and not bad, bad
+
+
+def _measure_of(bundle: Bundle, carries: bool) -> tuple[Program, Any]:
+    """``measure`` as a program."""
+    arrays = {"gradient": bundle.narrow} | ({"carry": _kind(bundle, "carry")} if carries else {})
+
+    def function(tape: Any, symbols: dict[str, Any], numbers: dict[str, Any]) -> Any:
+        return {}, measure(tape, bundle.rule, symbols["gradient"], symbols.get("carry"), bundle.dtype)
+
+    return record(function, arrays, ())
+
+
+def _apply_of(bundle: Bundle, call: Call, sizes: tuple[float, ...], clock: Age) -> tuple[Program, Any]:
+    """``apply`` as a program."""
+    rule, names = bundle.rule, [name for name in bundle.rule.buffers if name != "count"]
+    arrays = {"gradient": bundle.narrow} | {name: _kind(bundle, name) for name in Buffers._fields if name in names}
+    scalars = [] if call.scaling is None else ["scale"] if call.scaling.keep is None else ["scale", "keep"]
+    times = [name for name in ("share", "factor", "gate") if getattr(clock, name) is not None]
+
+    def function(tape: Any, symbols: dict[str, Any], numbers: dict[str, Any]) -> Any:
+        own = Buffers(**{name: symbols[name] for name in names})
+        scaling = None if call.scaling is None else Scaling(numbers["scale"], numbers.get("keep"))
+        own_clock = Age(warm=clock.warm, **{name: numbers[name] for name in times})
+        outcome = apply(
+            tape,
+            rule,
+            symbols["gradient"],
+            own,
+            sizes,
+            scaling,
+            None,
+            bundle.dtype,
+            clock=own_clock,
+            seed=numbers.get("seed"),
+            tame=bundle.tame,
+            tally=call.tally,
+            inspect=call.inspect,
+        )
+        finals = {name: getattr(outcome.buffers, name) for name in names}
+        if call.write:
+            finals["gradient"] = outcome.update
+        return finals, Told(outcome.dropped_sq, outcome.diagnosis)
+
+    return record(function, arrays, [*scalars, *times, *(["seed"] if bundle.rounds else [])])
+
+
+def _kind(bundle: Bundle, name: str) -> torch.dtype:
+    """The type a buffer is stored in."""
+    return getattr(bundle.pieces[0].buffers, name).dtype
+
+
+class Listed:
+    """``Component`` and ``Norm`` on lists of tensors, where values cannot be read: each line is one launch for a list.
+
+    A step that must not count is undone by arithmetic: its gradients become 0, and so does all that is taken from them.
+    """
+
+    @staticmethod
+    def suits(rule: Rule, sizes: tuple[Any, ...]) -> bool:
+        """Whether there is no second look at coordinates, none to be made 0, and no error to raise before writing."""
+        simple = rule.region.joint or (type(rule.region) is Component and isinstance(rule.carry, bool))
+        return simple and rule.nonfinite in ("skip", "propagate") and rule.unit == 1.0 and isinstance(sizes[0], float)
+
+    def measure(self, bundle: Bundle, arrays: list[Tensor], *, clear: bool, inspect: bool) -> Sums:
+        """The sums. Under a norm the gradients hold g + carry afterwards, because that would need memory of its own.
+
+        A step that is inspected needs the gradients as they were, and makes the sums part by part.
+        """
+        rule = bundle.rule
+        if not rule.region.joint:
+            return Sums(bad=_flags(arrays)) if rule.can_reject else Sums()
+        carry_sq = dot = None
+        if not rule.policy.carries:
+            squares = _squares(arrays)
+            return Sums(~torch.isfinite(squares), squares.sum())
+        carries = [piece.buffers.carry for piece in bundle.pieces]
+        if rule.gates_scopes:
+            carry_sq = _squares(carries).sum()
+            pairs = _slices(arrays, carries)
+            dot = torch.stack([end_to_end(torch._foreach_mul(some, owed)).sum() for some, owed in pairs]).sum()
+        if inspect:
+            squares = torch.cat([_squares(torch._foreach_add(some, owed)) for some, owed in _slices(arrays, carries)])
+        else:
+            torch._foreach_add_(arrays, carries)
+            squares = _squares(arrays)
+        return Sums(~torch.isfinite(squares), squares.sum(), carry_sq, dot)
+
+    def apply(self, bundle: Bundle, arrays: list[Tensor], call: Call) -> Told:
+        """Write updates and buffers."""
+        carries = [piece.buffers.carry for piece in bundle.pieces] if bundle.rule.policy.carries else []
+        keep = None if call.skip is None else (~call.skip).to(arrays[0].device, bundle.dtype, non_blocking=True)
+        if call.inspect:
+            return self._inspected(bundle, arrays, carries, call)
+        if keep is not None:
+            _multiply_bits(arrays, keep)
+        if call.scaling is None:
+            return self._clip(bundle, arrays, carries, call, keep)
+        scale, share = call.scaling.scale, call.scaling.keep
+        if keep is not None:
+            scale = torch.where(keep > 0, scale, 0.0)
+        if carries and keep is not None:
+            torch._foreach_mul_(carries, 1.0 - keep)
+            torch._foreach_add_(carries, arrays)
+        elif carries:
+            torch._foreach_copy_(carries, arrays)
+        torch._foreach_mul_(arrays, scale)
+        if carries:
+            torch._foreach_sub_(carries, arrays)
+            if share is not None:
+                share = share if isinstance(share, Tensor) or keep is None else torch.full_like(keep, share)
+                torch._foreach_mul_(carries, share if keep is None else torch.where(keep > 0, share, 1.0))
+        return Told()
+
+    @staticmethod
+    def _clip(bundle: Bundle, arrays: list[Tensor], carries: list[Tensor], call: Call, keep: Tensor | None) -> Told:
+        """Clip each coordinate."""
+        largest = torch.finfo(bundle.dtype).max
+        limit = truncate(call.sizes[0], torch.finfo(bundle.narrow))
+        if bundle.rule.nonfinite != "propagate":
+            limit = min(limit, largest)
+        if not carries:
+            lost = []
+            for (some,) in _slices(arrays) if call.tally else ():
+                rest = [part - part.clamp(-limit, limit) for part in [end_to_end(some)]]
+                lost.append(xp.inner(rest[0].clamp(-(largest**0.5) / 4, largest**0.5 / 4), rest[0]))
+            _clamp(arrays, limit)
+            return Told(torch.stack(lost).sum() if lost else None)
+        torch._foreach_add_(carries, arrays)
+        if keep is not None:
+            _clamp(carries, largest)  # two huge finite numbers may add up to inf
+        torch._foreach_copy_(arrays, carries)
+        _clamp(arrays, limit)
+        if keep is not None:
+            torch._foreach_mul_(arrays, keep)
+        torch._foreach_sub_(carries, arrays)
+        return Told()
+
+    @staticmethod
+    def _inspected(bundle: Bundle, arrays: list[Tensor], carries: list[Tensor], call: Call) -> Told:
+        """The same through the pure function, which also measures; several tensors at a time, end to end."""
+        told = []
+        for some, owed in _slices(arrays, carries or arrays):
+            gradient = end_to_end(some)
+            carry = end_to_end(owed) if carries else None
+            outcome = apply(
+                xp,
+                bundle.rule,
+                gradient,
+                Buffers(carry),
+                call.sizes,
+                call.scaling,
+                call.skip,
+                bundle.dtype,
+                tally=call.tally,
+                inspect=True,
+            )
+            torch._foreach_copy_(some, in_shape(outcome.update, some))
+            if carry is not None:
+                torch._foreach_copy_(owed, in_shape(outcome.buffers.carry, owed))
+            told.append(Told(outcome.dropped_sq, outcome.diagnosis))
+        return _told(told)
+
+
+def _slices(*lists: Sequence[Tensor]) -> Iterator[tuple[list[Tensor], ...]]:
+    """The lists in at most a score of parts, so that what is made of one is small beside the whole."""
+    counts = [tensor.numel() for tensor in lists[0]]
+    most = max([1 << 20, sum(counts) // 20, *counts])
+    start, filled_up = 0, 0
+    for k, count in enumerate(counts):
+        if filled_up + count > most and k > start:
+            yield tuple(list(each[start:k]) for each in lists)
+            start, filled_up = k, 0
+        filled_up += count
+    yield tuple(list(each[start:]) for each in lists)
+
+
+def _flags(tensors: list[Tensor]) -> Tensor:
+    """Which of the tensors are not finite, for all at once."""
+    return ~torch.isfinite(torch.stack(torch._foreach_norm(tensors, math.inf)))
+
+
+def _squares(tensors: list[Tensor]) -> Tensor:
+    return torch.stack(torch._foreach_norm(tensors)).square()
+
+
+def _clamp(tensors: list[Tensor], limit: float) -> None:
+    torch._foreach_clamp_min_(tensors, -limit)
+    torch._foreach_clamp_max_(tensors, limit)
+
+
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _multiply_bits(tensors: list[Tensor], keep: Tensor) -> None:
+    """Leave numbers as they are or make them 0, whatever they are: NaN·0 would be NaN, but bits know nothing of it."""
+    kind = _BITS[tensors[0].element_size()]
+    torch._foreach_mul_([tensor.view(kind) for tensor in tensors], keep.to(kind))
+
+
+def _added(parts: list[Sums]) -> Sums:
+    """The sums of several arrays; one flag for each of them."""
+    if len(parts) == 1:
+        return parts[0]
+
+    def column(name: str) -> Any:
+        values = [getattr(part, name) for part in parts]
+        return None if values[0] is None else torch.stack(values)
+
+    bad, *rest = (column(name) for name in Sums._fields)
+    return Sums(bad, *(None if x is None else x.sum() for x in rest))
+
+
+def _told(parts: list[Told]) -> Told:
+    """What several arrays have to tell, as one."""
+    if len(parts) == 1:
+        return parts[0]
+    dropped = [part.dropped_sq for part in parts if part.dropped_sq is not None]
+    diagnoses = [part.diagnosis for part in parts if part.diagnosis is not None]
+    diagnosis = None
+    if diagnoses:
+        *sums, ratios = zip(*diagnoses, strict=True)
+        worst = ratios[0]
+        for other in ratios[1:]:
+            tensors = isinstance(worst, Tensor) and isinstance(other, Tensor)
+            worst = torch.maximum(worst, other) if tensors else max(worst, other)
+        diagnosis = Diagnosis(*(xp.total(column) for column in sums), worst)
+    return Told(xp.total(dropped) if dropped else None, diagnosis)
+
+
+def _spread_out(piece: Piece) -> Any:
+    """The count of samples of each entry where several tensors lie end to end; else one for all."""
+    count = piece.buffers.count
+    if count is None or len(piece.leaves) == 1:
+        return count
+    lengths = torch.tensor([leaf.param.numel() for leaf in piece.leaves], device=count.device)
+    return torch.repeat_interleave(count, lengths, output_size=sum(leaf.param.numel() for leaf in piece.leaves))
+
+
+def _seed(bundle: Bundle, piece: Piece, step: int) -> int | None:
+    return piece.seed(step) if bundle.rounds else None
+
+
+def _as_tensors(call: Call, dtype: torch.dtype, device: torch.device) -> Call:
+    """The scalars as tensors where the arrays are, as compiled functions take them."""
+    skip = None if call.skip is None else call.skip.to(device, non_blocking=True)
+    if call.scaling is None or isinstance(call.scaling.scale, Tensor):
+        return call._replace(skip=skip)
+    scale, keep = call.scaling.scale, call.scaling.keep
+    made = Scaling(torch.tensor(scale, dtype=dtype), None if keep is None else torch.tensor(keep, dtype=dtype))
+    return call._replace(scaling=made, skip=skip)
+
+
+class Kernels:
+    """The kernels of one clipper."""
+
+    def __init__(self, tuning: Tuning) -> None:
+        self.tuning = tuning
+        self.pure, self.recorded, self.listed, self.compiled = Pure(), Recorded(), Listed(), Compiled()
+
+    def choose(
+        self, rule: Rule, sizes: tuple[Any, ...], narrow: torch.dtype, *, host: bool, write: bool, rounds: bool
+    ) -> Any:
+        """The first that suits the ordinary gradients of a rule."""
+        if self.tuning.way == "pure":
+            return self.pure
+        if host:
+            return self.recorded
+        wide_enough = narrow in (torch.float32, torch.float64)  # a conversion would need memory
+        if write and wide_enough and not rounds and Listed.suits(rule, sizes):
+            return self.listed
+        return self.pure

@@ -397,7 +397,7 @@ def test_a_converted_model_gets_converted_buffers():
 def test_a_failed_attach_leaves_nothing_behind(monkeypatch):
     net, optimizer = make()
     with monkeypatch.context() as patch:
-        patch.setattr(UClip, "_link", lambda self: 1 / 0)
+        patch.setattr("carryclip.torch._session.Session._link", lambda self: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             UClip(optimizer, Norm(0.1))
     UClip(optimizer, Norm(0.1))

@@ -11,12 +11,12 @@ import torch
 from torch import nn, optim
 from torch._dynamo.utils import counters
 
-from seam import as_on_a_device, force, stepper
 from carryclip import EWMA, Adaptive, Component, Gated, Norm
 from carryclip.algorithm import Age, Buffers, Rule, age
 from carryclip.torch import UClip, _compiled
 from carryclip.torch._namespace import xp
 from compilers import needs_compiler
+from seam import as_on_a_device, force, stepper
 
 
 @pytest.fixture(autouse=True)

@@ -15,8 +15,8 @@ from torch.distributed.checkpoint.state_dict import (
 
 from carryclip import EWMA, Adaptive, Component, Gated, Norm, Welford
 from carryclip.torch import LocalUClip, UClip
-from spread import KINDS, STEPS, batches, check_same, full, model
 from seam import ledger
+from spread import KINDS, STEPS, batches, check_same, full, model
 
 HALF = STEPS // 2
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*:UserWarning:torch")

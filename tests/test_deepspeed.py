@@ -7,8 +7,8 @@ import torch
 
 from carryclip import Norm
 from carryclip.torch import UClip
-from spread import KINDS, STEPS, alone, batches, check_same, model
 from seam import ledger
+from spread import KINDS, STEPS, alone, batches, check_same, model
 
 CONFIG = {
     "train_batch_size": 8,

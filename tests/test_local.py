@@ -600,7 +600,8 @@ def test_reentrant_checkpointing_is_refused():
 
     first, middle, last = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
     net = nn.ModuleList([first, middle, last])
-    LocalUClip(net, torch.optim.SGD(net.parameters(), lr=0.1), Component(1.0))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    LocalUClip(net, optimizer, Component(1.0))
     with pytest.raises(RuntimeError, match="use_reentrant=False"):
         last(checkpoint(middle, first(torch.ones(1, 2)), use_reentrant=True)).sum().backward()
 

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 import carryclip.optax
-from seam import as_on_a_device, force
 from carryclip import EWMA, Adaptive, Capped, Component, Norm
 from carryclip.torch import UClip
 from compilers import needs_compiler
+from seam import as_on_a_device, force
 
 
 def parameter(*shape, dtype=torch.float32):

@@ -8,9 +8,9 @@ import torch
 from torch import nn, optim
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from seam import as_on_a_device, force, ledger
 from carryclip import EWMA, Adaptive, Capped, Component, Gated, Leaky, Norm, Sign
 from carryclip.torch import UClip
+from seam import as_on_a_device, force, ledger
 
 REGIONS = [Component(0.5), Norm(3.0), Norm(1.0, over="tensor"), Adaptive(1, 1, EWMA()), Sign(0.5)]
 

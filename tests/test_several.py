@@ -133,7 +133,7 @@ def test_groups_added_to_the_first_keep_everything_in_place():
     c = param(0.0)
     first.add_param_group({"params": [c], "uclip": Component(2.0)})
     second.param_groups[0].pop("uclip")
-    clipper.refresh()
+    clipper._session.refresh()
     assert torch.equal(second.param_groups[0]["uclip_feed"], feed)
     assert clipper.nonfinite_parameters() == {"group 2, parameter 0": 1}
     set_grads(a, b)

@@ -9,8 +9,8 @@ from torch import nn
 
 from carryclip import Component, Norm
 from carryclip.torch import UClip
-from spread import KINDS, STEPS, alone, batches, check_same, full, model
 from seam import force
+from spread import KINDS, STEPS, alone, batches, check_same, full, model
 
 
 def sharded(rank, region, carry, optimizer, options):

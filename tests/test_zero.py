@@ -8,8 +8,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from carryclip import Component, Gated, Norm
 from carryclip.torch import NonFiniteGradientError, UClip, uclipped
-from spread import KINDS, STEPS, alone, batches, check_same, model
 from seam import ledger
+from spread import KINDS, STEPS, alone, batches, check_same, model
 
 
 def attach(net, region, carry, optimizer, form):

@@ -20,12 +20,12 @@ class NumpyNamespace:
     maximum = staticmethod(np.maximum)
     max = staticmethod(np.max)
 
+    vector = staticmethod(np.array)
+
     @staticmethod
-    def vector(values: list[Any], like: Any) -> np.ndarray:
-        """Scalars, or vectors, end to end."""
-        if values and getattr(values[0], "ndim", 0):
-            return np.concatenate(values)
-        return np.array(values, np.float64)
+    def concat(values: list[Any], like: Any) -> np.ndarray:
+        """Vectors end to end."""
+        return np.concatenate(values)
 
     @staticmethod
     def total(values: list[Any]) -> Any:

@@ -19,11 +19,9 @@ from typing import Any, Literal, NamedTuple
 from carryclip.carry import CarryPolicy, Gated, Policy, check_policy, policy_of
 from carryclip.diagnosis import Diagnosis, Step, diagnose
 from carryclip.precision import debias_weight, fit_for_squares, held, ratio, stochastic, toward_zero, truncate
-from carryclip.regions import Norm, Region, check_region
+from carryclip.regions import Region, check_region
 
 NonFinite = Literal["skip", "zero", "raise", "propagate"]
-SMALL_RADIUS = 2.0**-50
-"""A constant radius below this is scaled up before anything is squared: a float32 square vanishes below 1e-38."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +35,6 @@ class Rule:
     """``carry`` as an object."""
     buffers: tuple[str, ...] = field(init=False, repr=False, compare=False)
     """Names of the ``Buffers`` it keeps for each array."""
-    unit: float = field(init=False, repr=False, compare=False)
-    """What a norm's entries are multiplied with before they are squared: 1, or a power of 2 for a tiny radius."""
 
     def __post_init__(self) -> None:
         check_region(self.region)
@@ -47,10 +43,6 @@ class Rule:
         averages = ("mean", "second") if self.region.estimator is not None else ()
         averages += ("feed",) if self.gates_coordinates else ()
         object.__setattr__(self, "buffers", carry + averages + (("count",) if averages else ()))
-        radius = self.region.radius if isinstance(self.region, Norm) else 1.0
-        tiny = isinstance(radius, (int, float)) and 0.0 < radius < SMALL_RADIUS
-        # As little as helps, because what is scaled up may overflow.
-        object.__setattr__(self, "unit", 2.0 ** min(-50 - math.frexp(radius)[1], 100) if tiny else 1.0)
         if self.nonfinite not in ("skip", "zero", "raise", "propagate"):
             raise ValueError(f"nonfinite must be 'skip', 'zero', 'raise' or 'propagate', got {self.nonfinite!r}.")
 
@@ -158,8 +150,19 @@ class Outcome(NamedTuple):
     diagnosis: Diagnosis | None
 
 
-def measure(xp: Any, rule: Rule, gradient: Any, carry: Any, dtype: Any) -> Sums:
-    """What must be known of one array before anything is written.
+def unit_of(radius: Any) -> float:
+    """What the entries of a norm are multiplied with before they are squared: 1, or a power of 2 for a tiny radius.
+
+    A float32 square vanishes below 1e-38, and with it a norm of 1e-19 that must be clipped to 1e-25. Only a radius that
+    is a plain number tells; and as little as helps is taken, because what is scaled up may overflow.
+    """
+    if not isinstance(radius, (int, float)) or not 0.0 < radius < 2.0**-50:
+        return 1.0
+    return 2.0 ** min(-50 - math.frexp(radius)[1], 100)
+
+
+def measure(xp: Any, rule: Rule, gradient: Any, carry: Any, dtype: Any, unit: float = 1.0) -> Sums:
+    """What must be known of one array before anything is written; squares are in units of ``unit``.
 
     A norm's sum of squares tells finiteness as well: an overflow counts as non-finite. Coordinate-wise kinds look at
     the gradient itself, because a finite 1e25 is no reason to skip there.
@@ -168,8 +171,8 @@ def measure(xp: Any, rule: Rule, gradient: Any, carry: Any, dtype: Any) -> Sums:
         return Sums(bad=~xp.allfinite(gradient)) if rule.can_reject else Sums()
     raw = _sanitized(xp, rule, gradient, dtype)
     carry = None if carry is None else xp.astype(carry, dtype)
-    if rule.unit != 1.0:
-        raw, carry = raw * rule.unit, None if carry is None else carry * rule.unit
+    if unit != 1.0:
+        raw, carry = raw * unit, None if carry is None else carry * unit
     total = raw if carry is None else raw + carry
     total_sq = xp.inner(total, total)
     bad = ~xp.isfinite(total_sq)
@@ -201,7 +204,7 @@ def decide(
         skip: boolean array that cancels the step, or None.
         rounding: how far rounding to a narrower type may move an update, relative to its size (half an epsilon), and
             the carry with it. Limits allow for that, or a carry that may not grow would creep up bit by bit.
-        unit: ``Rule.unit`` of each scope, or one for all.
+        unit: ``unit_of`` each scope's radius, or one for all.
     """
     radius = _nonnegative(xp, radius) * unit
     norm = xp.sqrt(totals.total_sq)
@@ -220,10 +223,9 @@ def decide(
         weight = debias_weight(xp, policy.decay, xp.astype(count, norm.dtype))
         average, closed = _gate(xp, policy, fed, feed.average, weight)
         feed = Feed(_held(xp, skip, feed.average, average), _held(xp, skip, feed.count, count))
-    keep = None if policy.fraction == 1.0 else policy.fraction
-    if not policy.gated or closed is not None:
-        limit = policy.limit(xp, radius, owed, closed)
-        keep = keep if limit is None else _share(xp, limit, rest)
+    keep = None if policy.limited else policy.fraction
+    if policy.limited and (not policy.gated or closed is not None):
+        keep = _share(xp, policy.limit(xp, radius, owed, closed), rest)
     dropped = None
     if not policy.carries:
         dropped = cut / unit
@@ -390,11 +392,11 @@ def _carried(xp: Any, rule: Rule, raw: Any, rest: Any, buffers: Buffers, clock: 
         fed = xp.clip(ratio(xp, raw * xp.sign(buffers.carry), radius), -1.0, 1.0)
         average, closed = _gate(xp, policy, fed, buffers.feed, clock.gate)
         owed = xp.abs(buffers.carry)
-    limit = policy.limit(xp, radius, owed, closed)
-    if limit is not None:
-        limit = held(xp, limit, rest.dtype)
+    if policy.limited:
+        limit = held(xp, policy.limit(xp, radius, owed, closed), rest.dtype)
         return xp.clip(rest, -limit, limit), average
-    return rest if policy.fraction == 1.0 else policy.fraction * rest, average
+    fraction = policy.fraction
+    return rest if fraction is None else fraction * rest, average
 
 
 def _gate(xp: Any, policy: Gated, fed: Any, average: Any, weight: Any) -> tuple[Any, Any]:

@@ -26,13 +26,14 @@ class Policy:
     bounded: ClassVar[bool] = False
     """True if the carry cannot grow without end, so that there is nothing to warn of."""
 
-    @property
-    def fraction(self) -> float:
-        """The part of the rest that is kept before any limit."""
-        return 1.0
+    limited: ClassVar[bool] = False
+    """True if there is a ``limit``."""
+
+    fraction: ClassVar[Any] = None
+    """The part of the rest that is kept, if there is no limit; None for all of it."""
 
     def limit(self, xp: Any, radius: Any, owed: Any, closed: Any) -> Any:
-        """The largest carry there may be; None for no limit.
+        """The largest carry there may be; asked for only if the policy is ``limited``.
 
         Args:
             xp: the array namespace.
@@ -40,7 +41,7 @@ class Policy:
             owed: size of the carry before the step; None if the policy is not gated.
             closed: whether the gate is closed, so that the carry must not grow; None likewise.
         """
-        return None
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Capped(Policy):
 
     radii: float
     bounded: ClassVar[bool] = True
+    limited: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _checks.number("Capped", "radii", self.radii, low_open=True, high_open=True)
@@ -89,9 +91,9 @@ class Leaky(Policy):
         _checks.number("Leaky", "kappa", self.kappa, high=1.0)
 
     @property
-    def fraction(self) -> float:
+    def fraction(self) -> float | None:  # type: ignore[override]
         """``kappa``."""
-        return self.kappa
+        return self.kappa if self.kappa < 1.0 else None
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,7 @@ class Gated(Policy):
     cap: float = 100
     gated: ClassVar[bool] = True
     bounded: ClassVar[bool] = True
+    limited: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _checks.number("Gated", "decay", self.decay, high=1.0, high_open=True)

@@ -5,9 +5,9 @@ stand in one table, whichever region they belong to, and everything here has one
 regions have no scope; where a place is asked for they give ``NO_SCOPE``. A backend with scopes finer than an array,
 such as rows, passes a slice of the table and one sum for each entry of it.
 
-Beside what ``carryclip.algorithm`` asks of ``xp``, this needs ``vector(values, like)`` (scalars, or vectors, end to
-end), ``total(values)`` (the sum of a list of scalars) and ``maximum``. ``like`` is whatever the backend makes vectors
-by.
+Beside what ``carryclip.algorithm`` asks of ``xp``, this needs ``vector(values, like)`` (a list of scalars as a vector),
+``concat(values, like)`` (vectors end to end), ``total(values)`` (the sum of a list of scalars), ``max`` and
+``maximum``. ``like`` is whatever the backend makes vectors by, such as a type.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class Totals(NamedTuple):
     rounding: Any
     """How far, relative to its size, rounding to the narrowest gradient's type may move each update; 0 if none."""
     unit: Any
-    """``Rule.unit`` of each."""
+    """``unit_of`` each radius."""
 
 
 def totals(
@@ -48,22 +48,23 @@ def totals(
     """Add up partial sums by scope; ``where`` says to which of the ``width`` scopes each belongs."""
 
     def column(name: str) -> Any:
-        values = [getattr(each, name) for each in sums]
-        return None if values and values[0] is None else by_scope(xp, values, where, width, like)
+        return by_scope(xp, [getattr(each, name) for each in sums], where, width, like)
 
-    gated = any(each.dot is not None for each in sums)
-    found = Sums(
-        None, column("total_sq"), column("carry_sq") if gated else None, column("dot") if gated else None
-    )
-    return Totals(found, present, per_scope(xp, rounding or [0.0], like), per_scope(xp, units or [1.0], like))
+    gated = bool(sums) and sums[0].dot is not None
+    found = Sums(None, column("total_sq"), *((column("carry_sq"), column("dot")) if gated else ()))
+    return Totals(found, present, per_scope(xp, rounding or (0.0,), like), per_scope(xp, units or (1.0,), like))
 
 
 def per_scope(xp: Any, values: Sequence[Any], like: Any) -> Any:
-    """One value for each scope as a vector, or as it is if they are all the same: then nothing has to reach a device."""
+    """One value for each scope as a vector; or as it is if they are all the same, so that no device need see it."""
     first = values[0]
-    if all(value is first or (isinstance(value, (int, float)) and value == first) for value in values[1:]):
-        return first
-    return xp.vector(values, like)
+    for value in values:
+        same = value is first or (
+            isinstance(value, (int, float)) and isinstance(first, (int, float)) and value == first
+        )
+        if not same:
+            return xp.vector(list(values), like)
+    return first
 
 
 def by_scope(xp: Any, values: Sequence[Any], where: Sequence[Place], width: int, like: Any) -> Any:
@@ -75,13 +76,13 @@ def by_scope(xp: Any, values: Sequence[Any], where: Sequence[Place], width: int,
                 groups[k].append(entry)
         else:
             groups[place].append(value)
-    return xp.vector([_sum(xp, group) for group in groups], like)
-
-
-def _sum(xp: Any, values: list[Any]) -> Any:
-    if len(values) == 1:
-        return values[0]
-    return xp.total(values) if values else 0.0
+    found = []
+    for group in groups:
+        if len(group) == 1:
+            found.append(group[0])
+        else:
+            found.append(xp.total(group) if group else 0.0)
+    return xp.vector(found, like)
 
 
 def decide_all(
@@ -131,7 +132,7 @@ def figures(
     return Figures(Diagnosis._make([*columns, xp.vector([worst], like)]), radius, clipped)
 
 
-def finished(xp: Any, found: Figures, which: Any = True) -> Figures:
+def finished(xp: Any, found: Figures, like: Any, which: Any = True) -> Figures:
     """The same with these scopes (all, or those where a vector says so) completed and moved into the last entry."""
     if found.clipped is None:
         return found
@@ -140,16 +141,15 @@ def finished(xp: Any, found: Figures, which: Any = True) -> Figures:
     there = (columns.size > 0.0) & which
     rest = [xp.where(there, 0.0, column) for column in columns[:-1]]
     gone = [xp.sum(xp.where(there, column, 0.0)) for column in done[:-1]]
-    like = found.sums.ratio
     sums = [
-        xp.vector([left, xp.vector([new + old[-1]], like)], like)
+        xp.concat([left, xp.vector([new + old[-1]], like)], like)
         for left, new, old in zip(rest, gone, found.sums[:-1], strict=True)
     ]
-    ratios = xp.vector([found.sums.ratio, xp.where(there, done.ratio, 0.0)], like)
+    ratios = xp.concat([found.sums.ratio, xp.where(there, done.ratio, 0.0)], like)
     return found._replace(sums=Diagnosis._make([*sums, xp.vector([xp.max(ratios)], like)]))
 
 
 def metrics(xp: Any, found: Figures, like: Any) -> Any:
     """The metrics named in ``LAST_STEP``, as one small vector."""
-    sums = finished(xp, found).sums
+    sums = finished(xp, found, like).sums
     return xp.vector(list(last_step(xp, Diagnosis._make([column[-1] for column in sums]))), like)

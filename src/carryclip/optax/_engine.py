@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from carryclip import scopes
-from carryclip.algorithm import Buffers, Feed, Outcome, Rule, Scaling, Sums, apply, measure
+from carryclip.algorithm import Buffers, Feed, Outcome, Rule, Scaling, Sums, apply, measure, unit_of
 from carryclip.optax._layout import Layout, Leaf
 from carryclip.optax._namespace import xp
 from carryclip.scopes import NO_SCOPE, Totals
@@ -40,7 +40,7 @@ class Result(NamedTuple):
 
 def run(jobs: list[Job], layout: Layout, gates: Feed | None, axis_name: Any, *, tally: bool) -> Result:
     """Clip the gradients of all jobs; nothing is decided on the host. ``tally`` adds up what policies drop."""
-    sums = [measure(xp, job.rule, job.gradient, job.buffers.carry, job.dtype) for job in jobs]
+    sums = [_measured(job) for job in jobs]
     joint = [(job, s) for job, s in zip(jobs, sums, strict=True) if job.leaf.scope != NO_SCOPE]
     found = _totals(joint, len(layout.scopes)) if joint else None
     skip = _skip(jobs, sums, found, axis_name)
@@ -56,7 +56,7 @@ def run(jobs: list[Job], layout: Layout, gates: Feed | None, axis_name: Any, *, 
         return apply(xp, job.rule, job.gradient, job.buffers, job.sizes, own, skip, job.dtype, seed=job.seed, **wanted)
 
     def figures() -> jax.Array:
-        seen = [applied(job, inspect=True).diagnosis for job in jobs]
+        seen: list[Any] = [applied(job, inspect=True).diagnosis for job in jobs]
         like = jnp.result_type(*(job.dtype for job in jobs))
         where = [job.leaf.scope for job in jobs]
         clipped = None if scaling is None else scaling.clipped
@@ -71,6 +71,11 @@ def run(jobs: list[Job], layout: Layout, gates: Feed | None, axis_name: Any, *, 
     return Result([(o.update, o.buffers) for o in outcomes], gates, skip, amount, figures)
 
 
+def _measured(job: Job) -> Sums:
+    unit = unit_of(job.sizes[0]) if job.rule.region.joint else 1.0
+    return measure(xp, job.rule, job.gradient, job.buffers.carry, job.dtype, unit)
+
+
 def guarded(values: jax.Array) -> jax.Array:
     """The same values, but nothing is differentiated by those that are not finite: 0·inf would be NaN."""
     return jnp.where(jnp.isfinite(values), values, lax.stop_gradient(values))
@@ -81,7 +86,7 @@ def _totals(joint: list[tuple[Job, Sums]], width: int) -> Totals:
     rounding, units, held = [0.0] * width, [1.0] * width, [False] * width
     for job, _ in joint:
         scope = job.leaf.scope
-        held[scope], units[scope] = True, job.rule.unit
+        held[scope], units[scope] = True, unit_of(job.sizes[0])
         if job.gradient.dtype != job.dtype:
             rounding[scope] = max(rounding[scope], float(jnp.finfo(job.gradient.dtype).eps) / 2)
     like = jnp.result_type(*(job.dtype for job, _ in joint))

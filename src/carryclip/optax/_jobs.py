@@ -51,9 +51,7 @@ def join(values: jax.Array, like: Any) -> jax.Array:
     return jax.lax.complex(values[..., 0], values[..., 1]) if jnp.iscomplexobj(like) else values
 
 
-def make_jobs(
-    book: Rulebook, updates: Tree, state: UClipState, params: Tree | None
-) -> tuple[list[Job], Layout]:
+def make_jobs(book: Rulebook, updates: Tree, state: UClipState, params: Tree | None) -> tuple[list[Job], Layout]:
     """The leaves that have a gradient in this step, and the layout of all; complains if they do not fit the state."""
     names, gradients, structure = named_leaves(updates)
     _check_rules(book, state)

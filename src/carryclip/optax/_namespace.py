@@ -25,11 +25,14 @@ class JaxNamespace:
 
     @staticmethod
     def vector(values: list[Any], like: Any) -> jax.Array:
-        """Scalars, or vectors, end to end, in the type ``like`` has or is."""
+        """Scalars as a vector, in the type ``like`` has or is."""
         dtype = getattr(like, "dtype", like)
-        if values and jnp.ndim(values[0]):
-            return jnp.concatenate([jnp.asarray(value, dtype) for value in values])
-        return jnp.stack([jnp.asarray(value, dtype) for value in values])
+        return jnp.stack([jnp.asarray(_fitted(value, dtype), dtype) for value in values])
+
+    @staticmethod
+    def concat(values: list[Any], like: Any) -> jax.Array:
+        """Vectors end to end, in the type ``like`` has or is."""
+        return jnp.concatenate([jnp.asarray(value, getattr(like, "dtype", like)) for value in values])
 
     @staticmethod
     def total(values: list[Any]) -> jax.Array:
@@ -106,6 +109,11 @@ class JaxNamespace:
         if dtype in (jnp.bfloat16, jnp.float16) and values.dtype in (jnp.float32, jnp.float64):
             values = _representable(values, jnp.finfo(dtype))
         return values.astype(dtype)
+
+
+def _fitted(value: Any, dtype: Any) -> Any:
+    """A number too large for the type as infinity, without a warning."""
+    return jnp.inf if isinstance(value, float) and value > float(jnp.finfo(dtype).max) else value
 
 
 def _representable(values: jax.Array, narrow: Any) -> jax.Array:

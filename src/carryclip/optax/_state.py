@@ -57,7 +57,7 @@ class UClipState(NamedTuple):
     skipped: Any
     """How many of them were skipped; None under ``nonfinite="propagate"``, which never skips."""
     dropped: Any
-    """Sum of the norms of what the carry policy dropped; None with metrics off."""
+    """Sum of the norms of what the carry policy dropped, and what rounding has taken from it; None with metrics off."""
     carry: Tree
     """What was cut and waits, in at least float32; None under ``carry=False``."""
     mean: Tree
@@ -97,7 +97,7 @@ def metrics(state: Tree) -> dict[str, jax.Array]:
         figures["carry_norm"] = _norm(own.carry, jnp.ndim(own.step), jnp.zeros(jnp.shape(own.step)))
     else:
         figures |= {name: own.watch.last[..., k] for k, name in enumerate(LAST_STEP)}
-        figures["dropped_norm"] = own.dropped
+        figures["dropped_norm"] = jnp.sum(own.dropped, axis=-1)
     figures["skipped_steps"] = jnp.zeros_like(own.step) if own.skipped is None else own.skipped
     return figures
 

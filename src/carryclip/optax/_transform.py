@@ -87,7 +87,7 @@ def uclip(
         return UClipState(
             step=jnp.zeros((), jnp.int32),
             skipped=None if nonfinite == "propagate" else jnp.zeros((), jnp.int32),
-            dropped=jnp.zeros((), real) if watched else None,
+            dropped=jnp.zeros(2, real) if watched else None,
             **{name: zeros(book, name, layout, leaves, structure) for name in TREES},
             samples=jnp.zeros(len(leaves), jnp.int32) if "count" in book.buffers else None,
             gate=tuple((jnp.zeros(size, real), jnp.zeros(size, jnp.int32)) for size in gates),
@@ -132,7 +132,7 @@ def _moved(state: UClipState, jobs: list[Job], result: Result, metrics_every: An
     dropped = state.dropped
     if dropped is not None and result.dropped is not None:
         amount = result.dropped if skip is None else jnp.where(skip, 0.0, result.dropped)
-        dropped = dropped + amount.astype(dropped.dtype)
+        dropped = _added(dropped, amount.astype(dropped.dtype))
     return UClipState(
         step=optax.safe_increment(state.step),
         skipped=state.skipped if skip is None else state.skipped + skip,
@@ -145,20 +145,33 @@ def _moved(state: UClipState, jobs: list[Job], result: Result, metrics_every: An
     )
 
 
-def _feed(gates: tuple[tuple[Any, Any], ...]) -> Feed | None:
+def _added(total: jax.Array, amount: jax.Array) -> jax.Array:
+    """A sum and what rounding has taken from it (Knuth's two-sum): alone it would stand still after a large addend."""
+    old, lost = total[0], total[1]
+    new = old + amount
+    back = new - old
+    return jnp.stack([new, lost + ((old - (new - back)) + (amount - back))])
+
+
+def _feed(gates: tuple[Any, ...]) -> Feed | None:
     """The memory of all gates as one table, in the order of the rules."""
     if not gates:
         return None
-    average, count = (jnp.concatenate(columns) if len(columns) > 1 else columns[0] for columns in zip(*gates, strict=True))
+    averages: list[Any] = [average for average, _ in gates]
+    counts: list[Any] = [count for _, count in gates]
+    average = averages[0] if len(gates) == 1 else jnp.concatenate(averages)
+    count = counts[0] if len(gates) == 1 else jnp.concatenate(counts)
     return Feed(average, not_full(count))
 
 
-def _gates(feed: Feed | None, like: tuple[tuple[Any, Any], ...]) -> tuple[tuple[Any, Any], ...]:
+def _gates(feed: Feed | None, like: tuple[Any, ...]) -> tuple[Any, ...]:
     """The table as it is kept: by rule."""
-    if feed is None or len(like) == 1:
-        return () if feed is None else (tuple(feed),)  # type: ignore[return-value]
-    ends = np.cumsum([count.shape[0] for _, count in like])[:-1].tolist()
-    return tuple(zip(*(jnp.split(column, ends) for column in feed), strict=True))
+    kept, start = [], 0
+    for _, count in like if feed is not None else ():
+        end = start + count.shape[0]
+        kept.append(tuple(column[start:end] for column in feed or ()))
+        start = end
+    return tuple(kept)
 
 
 def _samples(count: Any, jobs: list[Job], result: Result) -> Any:

@@ -256,7 +256,7 @@ class _Lanes:
         scaling = None
         if self.rule.region.joint:
             sums = measure(xp, self.rule, gradient, self.buffers.carry, gradient.dtype)
-            scaling, self.feed = decide(xp, self.rule.policy, sums, sizes[0], self.feed, unit=self.rule.unit)
+            scaling, self.feed = decide(xp, self.rule.policy, sums, sizes[0], self.feed)
         outcome = apply(xp, self.rule, gradient, self.buffers, sizes, scaling, None, gradient.dtype)
         self.buffers = outcome.buffers
         if self.buffers.carry is not None:

@@ -297,7 +297,9 @@ def _filled(totals: Totals, shared: list[int], columns: Sequence[Tensor], *, hos
         found[shared] = new.numpy().astype(old.dtype) if host else new.to(old.dtype)
         return found
 
-    sums = Sums(None, *(None if getattr(totals.sums, name) is None else put(getattr(totals.sums, name)) for name in _SUMMED))
+    sums = Sums(
+        None, *(None if getattr(totals.sums, name) is None else put(getattr(totals.sums, name)) for name in _SUMMED)
+    )
     return totals._replace(sums=sums, present=None if totals.present is None else put(totals.present))
 
 

@@ -1,5 +1,6 @@
-"""Gradients of one backward pass by itself: where they come from, how they go on when they are clipped, and state that
-is tried before it is kept.
+"""Gradients of one backward pass by itself: where they come from, and how they go on when they are clipped.
+
+What a pass has done to the carry is tried before it is kept: it counts only if the optimizer then takes its step.
 """
 
 import weakref

@@ -26,7 +26,8 @@ class Tuning:
 
     def __init__(self) -> None:
         self.chunk = 1 << 20
-        """Entries worked on at a time on the CPU: a few arrays of this size stay in the last cache."""
+        """Entries worked on at a time on the CPU, of a gradient and one buffer; of more arrays fewer, so that all of
+        them stay in the last cache."""
         self.small = 1 << 15
         """Tensors with fewer entries are packed, because each operation on them costs more than their entries."""
         self.worth = 1 << 18
@@ -67,7 +68,7 @@ class Source(NamedTuple):
     """Several, or one that lies oddly, are copied end to end."""
     flat: Tensor | None = None
     """Memory in which several lie end to end during a step; None if each step makes its own."""
-    views: Sequence[Tensor] = ()
+    views: list[Tensor] | None = None
     """The same memory in the tensors' shapes."""
     whole: bool = False
     """The tensor is taken in its own shape."""
@@ -87,6 +88,8 @@ class Bundle:
         self.dtype = wide(narrow)
         """The type to compute in."""
         self.kernel = kernel
+        self.unit = 1.0
+        """What entries are multiplied with before they are squared; set at every step, by the radius."""
         self.rounds = False
         """Some buffers are stored in fewer bits, and rounded at random."""
         self.tame = True
@@ -119,7 +122,7 @@ class Bundle:
                 if source.flat is None:
                     found.append(end_to_end(own))
                 else:
-                    torch._foreach_copy_(source.views, own)
+                    torch._foreach_copy_(source.views, own)  # type: ignore[arg-type]
                     found.append(source.flat)
                 continue
             gradient: Any = gradients[source.numbers[0]]
@@ -281,7 +284,7 @@ class Packer:
         columns = [x if x is None or order is None else x.permute(order) for x in stored[:-1]]
         if any(x is not None and not x.is_contiguous() for x in columns):
             return False
-        flat = Buffers(*(None if x is None else x.view(-1) for x in columns), stored.count)
+        flat = Buffers._make([*(None if x is None else x.view(-1) for x in columns), stored.count])
         count = gradient.numel()
         if not cut or count <= cut:
             bundle.sources.append(Source([leaf.number], order))
@@ -290,7 +293,7 @@ class Packer:
         bundle.sources.append(Source([leaf.number], order, cut, -(-count // cut)))
         for start in range(0, count, cut):
             part = [None if x is None else x[start : start + cut] for x in flat[:-1]]
-            bundle.pieces.append(Piece([leaf], Buffers(*part, stored.count), None, start))
+            bundle.pieces.append(Piece([leaf], Buffers._make([*part, stored.count]), None, start))
         return True
 
     def _stored(self, bundle: Bundle, leaf: Leaf) -> Buffers:
@@ -315,9 +318,10 @@ class Packer:
         """Add small tensors end to end; their buffers become views of one pack, unless they are already."""
         entries = [self.entries(leaf.param) for leaf, _ in leaves]
         rows = [self._stored(bundle, leaf) for leaf, _ in leaves]
-        columns: list[Any] = [None if column[0] is None else _end_to_end(column) for column in zip(*rows, strict=True)]
-        packed = all(flat is not None or column[0] is None for flat, column in zip(columns, zip(*rows), strict=True))
-        for k, (name, column) in enumerate(zip(Buffers._fields, zip(*rows, strict=True), strict=True)):
+        given = list(zip(*rows, strict=True))
+        columns: list[Any] = [None if column[0] is None else _end_to_end(column) for column in given]
+        packed = all(flat is not None or column[0] is None for flat, column in zip(columns, given, strict=True))
+        for k, (name, column) in enumerate(zip(Buffers._fields, given, strict=True)):
             if packed or column[0] is None:
                 continue
             flat = torch.stack(column) if name == "count" else torch.cat([x.reshape(-1) for x in column])

@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from carryclip.algorithm import Age, Buffers, Rule, Sums, Scaling, apply, measure
+from carryclip.algorithm import Age, Buffers, Rule, Scaling, Sums, apply, measure
 from carryclip.precision import truncate
 from carryclip.torch._namespace import xp
 

@@ -22,12 +22,15 @@ from carryclip.diagnosis import warn_user
 from carryclip.regions import Norm, Region
 from carryclip.torch._layout import Group
 
-# ---------------------------------------------------------------------- what a clipper is given
+# ----------------------------------------------------------------------
+# What a clipper is given
 
 _INNER = ("optimizer", "original_optimizer", "optim", "inner_optimizer", "base_optimizer")
 
 _REGISTRIES = [
-    f"_optimizer_{event}_{when}_hooks" for event in ("step", "state_dict", "load_state_dict") for when in ("pre", "post")
+    f"_optimizer_{event}_{when}_hooks"
+    for event in ("step", "state_dict", "load_state_dict")
+    for when in ("pre", "post")
 ]
 """What ``Optimizer.__init__`` makes; optimizers that do not call it have no hooks."""
 
@@ -162,7 +165,9 @@ def release(clipper: Any, params: Iterable[Tensor]) -> None:
         if reference is not None and reference() is clipper:
             del _owners[param]
 
-# ---------------------------------------------------------------------- who steps the optimizer
+
+# ----------------------------------------------------------------------
+# Who steps the optimizer
 
 _SET_UP = {
     "_init_optim_state": "torch.distributed.checkpoint",
@@ -234,7 +239,9 @@ def _frames() -> Iterator[FrameType]:
         yield frame
         frame = frame.f_back
 
-# ---------------------------------------------------------------------- DeepSpeed, which steps flat partitions, one group after the other
+
+# ----------------------------------------------------------------------
+# DeepSpeed, which steps flat partitions, one group after the other
 
 
 class Partition(NamedTuple):

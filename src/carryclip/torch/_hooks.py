@@ -73,8 +73,8 @@ class Hooks:
         for optimizer in optimizers:
             _attached.add(optimizer)
             self._handles += [
-                optimizer.register_step_pre_hook(self.before_step),
-                optimizer.register_step_post_hook(self.after_step),
+                optimizer.register_step_pre_hook(_untraced(self.before_step)),
+                optimizer.register_step_post_hook(_untraced(self.after_step)),
             ]
             if saved and not observe:
                 self._handles += [
@@ -93,7 +93,6 @@ class Hooks:
 
     # ------------------------------------------------------------------ stepping
 
-    @torch.compiler.disable  # what is compiled around a step would trace into the hooks, and fail
     def before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Clip; or, if a closure will compute the gradients, clip when it has."""
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
@@ -172,9 +171,10 @@ class Hooks:
         """Complain about gradients that still hold a loss scale, which a norm over all of them must not see."""
         scaler = calling_scaler()
         scaled = getattr(optimizer, "grad_scale", None) is not None
-        for other in fresh if scaler is not None else ():
+        states: Any = {} if scaler is None else scaler._per_optimizer_states
+        for other in fresh:
             # GradScaler unscales an optimizer at its own step; READY says that it has not done so yet.
-            scaled = scaled or scaler._per_optimizer_states[id(other)]["stage"].name == "READY"
+            scaled = scaled or (scaler is not None and states[id(other)]["stage"].name == "READY")
         if scaled:
             raise RuntimeError(
                 "Several optimizers under one U-Clip need unscaled gradients: call scaler.unscale_(optimizer) for each "
@@ -225,7 +225,6 @@ class Hooks:
         if lent is not None and getattr(optimizer, "found_inf", None) is lent:
             del optimizer.found_inf  # type: ignore[attr-defined]
 
-    @torch.compiler.disable
     def after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Move new buffers in and take back what the hook lent."""
         self._take_back(optimizer)
@@ -258,6 +257,11 @@ class Hooks:
         loading = self._loading.pop(id(optimizer))
         loading.finish(optimizer)
         self.clipper.adopt(optimizer, marked=loading.marked)
+
+
+def _untraced(hook: Callable[..., Any]) -> Any:
+    """The hook, but not for a compiler: what is compiled around ``optimizer.step()`` would trace into it, and fail."""
+    return torch.compiler.disable(hook)
 
 
 class _Loading:

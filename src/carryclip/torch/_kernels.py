@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors as end_to_end
 from torch._utils import _unflatten_dense_tensors as in_shape
 
-from carryclip.algorithm import Age, Buffers, Rule, Scaling, Sums, age, apply, measure
+from carryclip.algorithm import Age, Buffers, Rule, Scaling, Sums, age, apply, measure, unit_of
 from carryclip.diagnosis import Diagnosis
 from carryclip.precision import truncate
 from carryclip.regions import Component
@@ -63,7 +63,7 @@ class Pure:
     def measure_one(self, bundle: Bundle, piece: Piece, array: Tensor, clear: bool) -> Sums:
         """The sums of one piece."""
         carry = None if clear and not bundle.rule.gates_scopes else piece.buffers.carry
-        return measure(xp, bundle.rule, array, carry, bundle.dtype)
+        return measure(xp, bundle.rule, array, carry, bundle.dtype, bundle.unit)
 
     def apply(self, bundle: Bundle, arrays: list[Tensor], call: Call) -> Told:
         """Write updates and buffers."""
@@ -98,9 +98,11 @@ class Pure:
         if call.write:
             array.copy_(outcome.update)
         for k, new in enumerate(outcome.buffers[:-1]):
-            if new is not None and piece.rows is None:
+            if new is None:
+                continue
+            if piece.rows is None:
                 piece.buffers[k].copy_(new)
-            elif new is not None:
+            else:
                 piece.rows.stored[k].index_put_(piece.rows.rows, new)
         return Told(outcome.dropped_sq, outcome.diagnosis)
 
@@ -110,7 +112,7 @@ class Compiled(Pure):
 
     def measure_one(self, bundle: Bundle, piece: Piece, array: Tensor, clear: bool) -> Sums:
         """The sums of one piece."""
-        if not bundle.rule.region.joint or bundle.rule.unit != 1.0 or _compiled.broken():
+        if not bundle.rule.region.joint or bundle.unit != 1.0 or _compiled.broken():
             return super().measure_one(bundle, piece, array, clear)
         carry = None if clear and not bundle.rule.gates_scopes else piece.buffers.carry
         try:
@@ -152,15 +154,17 @@ class Recorded(Pure):
             return Sums(bad=bad)
         gated = rule.gates_scopes
         carries = rule.policy.carries and (gated or not clear)
-        program, shape = self._program(("measure", id(rule), bundle.narrow, carries), _measure_of, bundle, carries)
+        program, _ = self._program(
+            ("measure", id(rule), bundle.narrow, carries, bundle.unit), _measure_of, bundle, carries
+        )
         total_sq = carry_sq = dot = 0.0
         for piece, array in zip(bundle.pieces, arrays, strict=True):
             stored = (piece.buffers.carry,) if carries else ()
-            found = filled(shape, program.run(array, *stored, *self._room(program, array)))
-            total_sq += found.total_sq
+            found = program.run(array, *stored, *self._room(program, array))
+            total_sq += found[0]
             if gated:
-                carry_sq += found.carry_sq
-                dot += found.dot
+                carry_sq += found[1]
+                dot += found[2]
         # Where the pure functions add up, in the type of the buffers, this would have overflowed.
         if total_sq > torch.finfo(bundle.dtype).max:
             total_sq = math.inf
@@ -256,7 +260,8 @@ def _measure_of(bundle: Bundle, carries: bool) -> tuple[Program, Any]:
     arrays = {"gradient": bundle.narrow} | ({"carry": _kind(bundle, "carry")} if carries else {})
 
     def function(tape: Any, symbols: dict[str, Any], numbers: dict[str, Any]) -> Any:
-        return {}, measure(tape, bundle.rule, symbols["gradient"], symbols.get("carry"), bundle.dtype)
+        sums = measure(tape, bundle.rule, symbols["gradient"], symbols.get("carry"), bundle.dtype, bundle.unit)
+        return {}, sums[1:]
 
     return record(function, arrays, ())
 
@@ -310,7 +315,8 @@ class Listed:
     def suits(rule: Rule, sizes: tuple[Any, ...]) -> bool:
         """Whether there is no second look at coordinates, none to be made 0, and no error to raise before writing."""
         simple = rule.region.joint or (type(rule.region) is Component and isinstance(rule.carry, bool))
-        return simple and rule.nonfinite in ("skip", "propagate") and rule.unit == 1.0 and isinstance(sizes[0], float)
+        plain = isinstance(sizes[0], float) and (not rule.region.joint or unit_of(sizes[0]) == 1.0)
+        return simple and plain and rule.nonfinite in ("skip", "propagate")
 
     def measure(self, bundle: Bundle, arrays: list[Tensor], *, clear: bool, inspect: bool) -> Sums:
         """The sums. Under a norm the gradients hold g + carry afterwards, because that would need memory of its own.
@@ -430,7 +436,7 @@ def _flags(tensors: list[Tensor]) -> Tensor:
     return ~torch.isfinite(torch.stack(torch._foreach_norm(tensors, math.inf)))
 
 
-def _squares(tensors: list[Tensor]) -> Tensor:
+def _squares(tensors: Any) -> Tensor:
     return torch.stack(torch._foreach_norm(tensors)).square()
 
 
@@ -474,7 +480,7 @@ def _told(parts: list[Told]) -> Told:
         for other in ratios[1:]:
             tensors = isinstance(worst, Tensor) and isinstance(other, Tensor)
             worst = torch.maximum(worst, other) if tensors else max(worst, other)
-        diagnosis = Diagnosis(*(xp.total(column) for column in sums), worst)
+        diagnosis = Diagnosis._make([*(xp.total(column) for column in sums), worst])
     return Told(xp.total(dropped) if dropped else None, diagnosis)
 
 

@@ -73,11 +73,6 @@ class Layout:
         return any(rule.can_reject for rule in self.rules)
 
     @cached_property
-    def units(self) -> list[float]:
-        """``Rule.unit`` of each scope."""
-        return [self.rules[rule].unit for rule, _ in self.scopes]
-
-    @cached_property
     def own(self) -> list[bool]:
         """Whether each scope is a whole tensor that only one rank has, so that it needs no other."""
         whole = self.spread is not None and self.spread.whole

@@ -1,5 +1,6 @@
 """``LocalUClip``: clip before gradients are averaged or added up, with a carry for each rank."""
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -70,16 +71,19 @@ class LocalUClip:
         metrics_every: int = 10,
     ) -> None:
         check_every(metrics_every)
-        (self.optimizer,), _, split = _checked(optimizer)
+        (optimizer,), _, split = _checked(optimizer)
+        # The optimizer holds the hooks, and these hold the clipper.
+        self._optimizer = weakref.ref(optimizer)
         if split is not None:
             raise TypeError("ZeroRedundancyOptimizer steps a share of the parameters on each rank: use UClip with it.")
         self.regions = RegionMap(region)
-        self.regions.check(self.optimizer.param_groups)
+        self._name = type(optimizer).__name__
+        self.regions.check(optimizer.param_groups)
         self.carry_policy = check_policy(carry)
         self.nonfinite: NonFinite = nonfinite
         # An error on one rank would leave the others waiting, so all of them learn of it and raise at the step.
         inner: NonFinite = "skip" if nonfinite == "raise" else nonfinite
-        self._layout = _layout.build(self.optimizer.param_groups, self.regions, carry, inner)
+        self._layout = _layout.build(optimizer.param_groups, self.regions, carry, inner)
         model = _check_model(model, self._layout.leaves)
         if hook is not None and not isinstance(model, DistributedDataParallel):
             raise TypeError("hook is for a DistributedDataParallel; this is a module on one device.")
@@ -93,10 +97,10 @@ class LocalUClip:
         self._blamed: Tensor | None = None
         """How often each parameter was not finite up to the last step, where an error has to say which are now."""
         self._looked = False
-        self._known = len(params_of(self.optimizer))
+        self._known = len(params_of(optimizer))
         """How many parameters the optimizer has."""
         self._watch = Watch(self._stage.ledger, self.summary(), carry, quiet=False)
-        self._hooks = Hooks(self, [self.optimizer], observe=False, saved=False)
+        self._hooks = weakref.ref(Hooks(self, [optimizer], observe=False, saved=False))
         self._source: Buckets | Passes | None = None
         try:
             self._connect(model, hook, hook_state)
@@ -137,7 +141,9 @@ class LocalUClip:
 
     def remove(self) -> None:
         """Clip no more. DDP cannot let go of a communication hook: it goes on averaging."""
-        self._hooks.remove()
+        hooks = self._hooks()
+        if hooks is not None:
+            hooks.remove()
         if self._source is not None:
             self._source.remove()
         _foreign.release(self, [leaf.param for leaf in self._layout.leaves])
@@ -145,7 +151,7 @@ class LocalUClip:
     def summary(self) -> str:
         """One line: what is clipped, and to what."""
         what = f"{_layout.describe(self.regions.default)}, carry={self.carry_policy!r}"
-        return f"LocalUClip({type(self.optimizer).__name__}, {what})"
+        return f"LocalUClip({self._name}, {what})"
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -252,7 +258,7 @@ class LocalUClip:
     # ------------------------------------------------------------------ what the optimizer's hooks call
 
     @torch.no_grad()
-    def run(self, found_inf: Tensor | None, grad_scale: Tensor | None) -> Report:
+    def run(self, found_inf: Tensor | None, grad_scale: Tensor | None, stale: frozenset[int] = frozenset()) -> Report:
         """The optimizer is about to step on the averaged gradients: keep the carry, unless the step must not count."""
         self._look_around()
         self._look_for_others()
@@ -307,7 +313,8 @@ class LocalUClip:
 
     def _look_for_others(self) -> None:
         """Warn of parameters that were added to the optimizer, which no hook sees."""
-        now = len(params_of(self.optimizer))
+        optimizer = self._optimizer()
+        now = 0 if optimizer is None else len(params_of(optimizer))
         if now > self._known:
             warn_user(
                 f"{self.summary()}: {now - self._known} parameters were added to the optimizer since it was attached, "

@@ -20,7 +20,7 @@ def squared_norm(vector: torch.Tensor) -> torch.Tensor:
     adds in long chains, and is off by 1e-4 for a million float32 entries.
     """
     count = vector.numel()
-    if count < LONG:
+    if count < LONG or vector.dtype == torch.float64:
         entries = vector.double()
         return (entries * entries).sum()
     whole = count - count % ROW
@@ -56,11 +56,16 @@ class TorchNamespace:
 
     @staticmethod
     def vector(values: Iterable[Any], like: torch.Tensor) -> torch.Tensor:
-        """Numbers, scalars or vectors end to end, where ``like`` is and in its type."""
+        """Numbers and scalars as a vector, where ``like`` is and in its type."""
         listed = list(values)
         if all(isinstance(value, (int, float)) for value in listed):
             return constant([_fitted(value, like.dtype) for value in listed], like.device, like.dtype)
         return torch.cat([_row(value, like) for value in listed])
+
+    @staticmethod
+    def concat(values: Iterable[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+        """Vectors end to end."""
+        return torch.cat([_row(value, like) for value in values])
 
     @staticmethod
     def total(values: Iterable[Any]) -> Any:

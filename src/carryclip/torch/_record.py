@@ -269,11 +269,7 @@ def _ordered(lines: list[_Line], arrays: dict[str, Symbol], finals: dict[str, Sy
         return uses.get(first, 0) > own
 
     while left:
-        ready = [
-            line
-            for line in left
-            if all(x in made for x in _symbols(line))
-        ]
+        ready = [line for line in left if all(x in made for x in _symbols(line))]
         line = next((line for line in ready if not blocked(line)), ready[0])
         left = [other for other in left if other is not line]
         ordered.append(line)
@@ -311,7 +307,7 @@ class _Writer:
         for symbol in finals.values():
             self.last_use[_root(symbol)] = len(self.lines)
         self.born = {line.result: k for k, line in enumerate(self.lines)}
-        self.occupant: dict[str, Symbol] = {name: symbol for name, symbol in arrays.items()}
+        self.occupant: dict[str, Symbol] = dict(arrays)
         self.kinds = {name: symbol.dtype for name, symbol in arrays.items()}
 
     def program(self) -> Program:
@@ -438,4 +434,3 @@ def filled(results: Any, values: Sequence[Any]) -> Any:
         return next(left) if isinstance(value, Symbol) else value
 
     return fill(results)
-

@@ -119,9 +119,7 @@ class Session:
 
     # ------------------------------------------------------------------ what the hooks call
 
-    def run(
-        self, found_inf: Tensor | None, grad_scale: Tensor | None, stale: "frozenset[int]" = frozenset()
-    ) -> Report:
+    def run(self, found_inf: Tensor | None, grad_scale: Tensor | None, stale: "frozenset[int]" = frozenset()) -> Report:
         """One step of the algorithm on the gradients as they are now.
 
         ``stale`` are ids of parameters whose gradients were taken in before, at the step of another optimizer.
@@ -154,8 +152,9 @@ class Session:
 
     def settle(self, optimizer: Optimizer) -> None:
         """The optimizer has taken its step and its own state exists."""
-        if isinstance(self.stepper.home, OptimizerHome):
-            self.stepper.home.settle(optimizer)
+        home = self.stepper.home
+        if isinstance(home, OptimizerHome) and home.waiting:
+            home.settle(optimizer)
 
     def refresh(self) -> None:
         """Take in param groups that were added, regions that were changed, and states loaded behind our back."""

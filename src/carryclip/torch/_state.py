@@ -57,11 +57,6 @@ class OwnHome:
         """The entries of one parameter, to read only."""
         return self.state.get(param, {})
 
-    def has(self, kept: Iterable[tuple[Tensor, str, Tensor]]) -> bool:
-        """Whether parameters have these entries, the very same tensors."""
-        state = self.state
-        return all([param in state and state[param].get(key) is buffer for param, key, buffer in kept])
-
 
 class OptimizerHome:
     """Keeps buffers in ``optimizer.state``.
@@ -71,14 +66,15 @@ class OptimizerHome:
     """
 
     def __init__(self, optimizers: list[Optimizer]) -> None:
-        self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
-        self._waiting: dict[Tensor, Entries] = {}
+        self.optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
+        self.waiting: dict[Tensor, Entries] = {}
+        """New entries of optimizers that have not taken their step."""
         self._owner: dict[Tensor, weakref.ref[Optimizer]] = {}
 
     def _state(self, param: Tensor) -> Entries | None:
         """What the optimizer keeps for a parameter; None if nothing yet."""
         if param not in self._owner:
-            live = [(ref, ref()) for ref in self._optimizers]
+            live = [(ref, ref()) for ref in self.optimizers]
             self._owner = {p: ref for ref, optimizer in live if optimizer is not None for p in params_of(optimizer)}
         optimizer = self._owner[param]()
         return None if optimizer is None else optimizer.state.get(param) or None
@@ -87,39 +83,31 @@ class OptimizerHome:
         """The entries of one parameter, wherever they are now."""
         state = self._state(param)
         if state is None:
-            return self._waiting.setdefault(param, {})
-        if self._waiting and param in self._waiting:  # a step that raised has left them behind
-            state.update(self._waiting.pop(param))
+            return self.waiting.setdefault(param, {})
+        if self.waiting and param in self.waiting:  # a step that raised has left them behind
+            state.update(self.waiting.pop(param))
         return state
 
     def peek(self, param: Tensor) -> Entries:
         """The entries of one parameter, to read only."""
-        return self._waiting.get(param) or self._state(param) or {}
-
-    def has(self, kept: Iterable[tuple[Tensor, str, Tensor]]) -> bool:
-        """Whether parameters have these entries, the very same tensors."""
-        if self._waiting or len(self._optimizers) > 1:
-            return all([self.peek(param).get(key) is buffer for param, key, buffer in kept])
-        optimizer = self._optimizers[0]()
-        state: Any = {} if optimizer is None else optimizer.state
-        return all([param in state and state[param].get(key) is buffer for param, key, buffer in kept])
+        return self.waiting.get(param) or self._state(param) or {}
 
     def settle(self, optimizer: Optimizer) -> None:
         """Move waiting entries in, now that the optimizer has its own.
 
         A parameter without a gradient took no part in the step: if it has no state yet, it still has to be set up.
         """
-        for param in [p for p in self._waiting if self._owner[p]() is optimizer]:
+        for param in [p for p in self.waiting if self._owner[p]() is optimizer]:
             if param.grad is None and not optimizer.state.get(param):
                 continue
-            entries = self._waiting.pop(param)
+            entries = self.waiting.pop(param)
             if entries:
                 optimizer.state[param].update(entries)
 
     def forget(self, optimizer: Optimizer) -> None:
         """Drop waiting entries, because a checkpoint replaces them."""
         for param in params_of(optimizer):
-            self._waiting.pop(param, None)
+            self.waiting.pop(param, None)
 
 
 def params_of(optimizer: Optimizer) -> list[Tensor]:
@@ -250,7 +238,8 @@ class Ledger:
         # Rules may have other numbers now; the same vector is the one of an equal rule with the same name.
         places = {(rule, name): k for k, (rule, name) in enumerate(old.scopes)}
         for k, (rule, name) in enumerate(layout.scopes):
-            place = places.get((find_rule(old.rules, layout.rules[rule]), name))
+            same = find_rule(old.rules, layout.rules[rule])
+            place = None if same is None else places.get((same, name))
             if place is not None:
                 self.feed.average[k] = before.average[place]
                 self.feed.count[k] = before.count[place]

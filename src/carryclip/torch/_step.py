@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from carryclip.algorithm import Feed, Rule, Scaling, Sums
+from carryclip.algorithm import Feed, Rule, Scaling, Sums, unit_of
 from carryclip.diagnosis import LAST_STEP
 from carryclip.scopes import NO_SCOPE, Figures, Totals, decide_all, figures, finished, metrics, per_scope, totals
 from carryclip.torch import _compiled
@@ -25,6 +25,7 @@ from carryclip.torch._shards import local
 from carryclip.torch._state import AS_COMPUTED, KEYS, Ledger, OptimizerHome, OwnHome, Storage, wide
 
 ORDINARY = {Tensor, torch.nn.Parameter, type(None)}
+UNUSUAL = "unusual"
 Sizes = list[tuple[Any, ...]]
 """The numbers of each rule's region at a step."""
 
@@ -60,9 +61,22 @@ class Plan(NamedTuple):
     kept: list[tuple[Tensor, str, Tensor]]
     """The entries of the state that the bundles hold: parameter, key and buffer."""
 
+    rounding: list[float]
+    """How far, relative to its size, rounding to the narrowest gradient's type may move each scope's update."""
+    held: list[bool]
+    """Whether each scope has a gradient."""
+
     def holds(self) -> bool:
         """Whether the state still has these buffers, and not others that were put in their place."""
-        return self.home.has(self.kept)
+        home = self.home
+        if isinstance(home, OptimizerHome):
+            optimizer = home.optimizers[0]()
+            if home.waiting or len(home.optimizers) > 1 or optimizer is None:
+                return all([home.peek(param).get(key) is buffer for param, key, buffer in self.kept])
+            state: Any = optimizer.state
+        else:
+            state = home.state
+        return all([param in state and state[param].get(key) is buffer for param, key, buffer in self.kept])
 
 
 class Stepper:
@@ -88,6 +102,8 @@ class Stepper:
         self.kernels = Kernels(self.tuning)
         self.agreement = Agreement()
         self._plans: list[Plan] = []
+        self._constant: tuple[Layout, Sizes] | None = None
+        """The layout whose regions have only constants, and these."""
         self._skipping = True
         """Whether the last step may have been skipped."""
         self._clear: dict[int, list[tuple[Leaf, Tensor, int]]] = {}
@@ -114,20 +130,23 @@ class Stepper:
         """
         ledger, step = self.ledger, self.ledger.steps
         # Everything that can fail for a reason of the user's comes before anything is written.
-        sizes = [tuple([_simple(size) for size in rule.region.sizes(step)]) for rule in layout.rules]
-        gradients = layout.gradients() if gradients is None else gradients
+        if gradients is None:
+            gradients = [leaf.param.grad for leaf in layout.leaves] if layout.spread is None else layout.gradients()
         host = self._on_host(gradients)
-        bundles = self._bundles(layout, gradients, sizes, grad_scale, host=host, inspect=inspect)
+        sizes = self._sizes(layout, step, host=host)
+        plan, bundles = self._bundles(layout, gradients, sizes, grad_scale, host=host, inspect=inspect)
         spread = layout.spread
         awaited = spread is not None and (spread.whole or any(gradient is not None for gradient in gradients))
         ledger.steps += 1
-        if not (bundles or awaited):
+        if not awaited and not any([bundle.pieces for bundle in bundles]):
             return Report(None, None)
         try:
             arrays = [bundle.arrays(gradients) for bundle in bundles]
-            seen = self._measure(bundles, arrays, host=host, inspect=inspect)
+            seen = self._measure(bundles, arrays, sizes, host=host, inspect=inspect)
             device = ledger.skipped.device
-            found = None if layout.joint is None else _totals(layout, gradients, seen, host=host, device=device)
+            found = None
+            if layout.joint is not None:
+                found = _totals(layout, plan, seen, sizes, host=host, device=device)
             talks = self.metrics_every > 0 or layout.rejects or layout.joint is not None
             how = {"host": host, "device": device, "talks": talks}
             skip, found = self.agreement.skip(
@@ -174,6 +193,7 @@ class Stepper:
         """Param groups were added."""
         self._clear.clear()
         self._plans.clear()
+        self._constant = None
         self.kernels.recorded.forget()
         self.agreement.move(old, new)
 
@@ -187,13 +207,23 @@ class Stepper:
         on_cpu = all([gradient is None or gradient.is_cpu for gradient in gradients]) and self.ledger.skipped.is_cpu
         return ordinary and on_cpu and not torch.compiler.is_compiling()
 
+    def _sizes(self, layout: Layout, step: int, *, host: bool) -> Sizes:
+        """The numbers of each region at this step; constants are asked for once."""
+        if self._constant is not None and self._constant[0] is layout:
+            return self._constant[1]
+        sizes = [tuple([_simple(size, host) for size in rule.region.sizes(step)]) for rule in layout.rules]
+        schedules = [callable(value) for rule in layout.rules for value in vars(rule.region).values()]
+        plain = all([isinstance(size, float) for own in sizes for size in own])
+        self._constant = (layout, sizes) if plain and not any(schedules) else None
+        return sizes
+
     def _bundles(
         self, layout: Layout, gradients: Gradients, sizes: Sizes, scale: Tensor | None, *, host: bool, inspect: bool
-    ) -> list[Bundle]:
+    ) -> tuple[Plan, list[Bundle]]:
         """The gradients in bundles: those of a plan, and the unusual ones as they are now."""
         alike = [scale is None and all([isinstance(size, float) for size in own]) for own in sizes]
-        compiled = self._compiles(layout, gradients)
-        look = (host, compiled, compiled and inspect, alike, list(map(_look, gradients)))
+        compiled = bool(self.compile) and self._compiles(gradients)
+        look = (host, compiled, compiled and inspect, alike, _looks(gradients))
         plan = None
         for known in self._plans:
             if known.look == look and known.layout is layout and known.home is self.home:
@@ -202,12 +232,12 @@ class Stepper:
         if plan is None:
             plan = self._plan(layout, gradients, sizes, look)
         if not plan.opened:
-            return plan.bundles
-        return plan.bundles + [self._opened(layout, leaf, gradients, sizes, scale) for leaf in plan.opened]
+            return plan, plan.bundles
+        return plan, plan.bundles + [self._opened(layout, leaf, gradients, sizes, scale) for leaf in plan.opened]
 
-    def _compiles(self, layout: Layout, gradients: Gradients) -> bool:
+    def _compiles(self, gradients: Gradients) -> bool:
         """Whether large tensors go through compiled functions."""
-        if not self.compile or self.tuning.way not in (None, "compiled"):
+        if self.tuning.way not in (None, "compiled"):
             return False
         counts = [gradient.numel() for gradient in gradients if gradient is not None]
         return _compiled.wanted(self.compile, sum(count for count in counts if count >= self.tuning.worth))
@@ -224,7 +254,7 @@ class Stepper:
         for leaf, gradient in zip(layout.leaves, gradients, strict=True):
             if gradient is None:
                 continue
-            if not alike[leaf.rule] or looks[leaf.number] is None or not gradient.numel():
+            if not alike[leaf.rule] or looks[leaf.number] == UNUSUAL or not gradient.numel():
                 opened.append(leaf)
                 continue
             large = compiled and gradient.numel() >= self.tuning.worth
@@ -246,7 +276,8 @@ class Stepper:
             for param, rule in names
             for name in layout.rules[rule].buffers
         ]
-        plan = Plan(layout, self.home, look, bundles, opened, kept)
+        rounding, held = _known(layout, gradients)
+        plan = Plan(layout, self.home, look, bundles, opened, kept, rounding, held)
         self._plans = [known for known in self._plans if known.look != look or known.home is not self.home][-7:]
         self._plans.append(plan)
         return plan
@@ -266,12 +297,11 @@ class Stepper:
             # A compiled function that measures coordinates keeps arrays in between, and so must see fewer at a time.
             cut = self.tuning.chunk // 2 if host and measures and bundle.scope == NO_SCOPE else 0
         elif host:
-            cut = self.tuning.chunk
+            arrays = 1 + sum(name != "count" for name in bundle.rule.buffers)
+            cut = max(2 * self.tuning.chunk // max(arrays, 2), 1)
         return [leaf for leaf, _ in packer.add(bundle, members, cut=cut)]
 
-    def _opened(
-        self, layout: Layout, leaf: Leaf, gradients: Gradients, sizes: Sizes, scale: Tensor | None
-    ) -> Bundle:
+    def _opened(self, layout: Layout, leaf: Leaf, gradients: Gradients, sizes: Sizes, scale: Tensor | None) -> Bundle:
         """A bundle of one unusual gradient. If nothing of it is here there is no array, but its sample is counted."""
         rule, gradient = layout.rules[leaf.rule], gradients[leaf.number]
         assert gradient is not None
@@ -293,14 +323,17 @@ class Stepper:
     # ------------------------------------------------------------------ measuring, deciding, applying
 
     def _measure(
-        self, bundles: list[Bundle], arrays: list[list[Tensor]], *, host: bool, inspect: bool
+        self, bundles: list[Bundle], arrays: list[list[Tensor]], sizes: Sizes, *, host: bool, inspect: bool
     ) -> Seen:
         """What was seen of each bundle; on the host as numbers."""
         seen = []
         for bundle, own in zip(bundles, arrays, strict=True):
             if not own:
                 continue
-            clear = host and bundle.scope >= 0 and self._is_clear(bundle.scope)
+            clear = False
+            if bundle.scope >= 0:
+                bundle.unit = unit_of(sizes[bundle.number][0])
+                clear = host and self._is_clear(bundle.scope)
             sums = bundle.kernel.measure(bundle, own, clear=clear, inspect=inspect)
             if host and isinstance(sums.bad, Tensor):
                 sums = Sums(bool(sums.bad.any()), *(None if x is None else x.item() for x in sums[1:]))
@@ -321,7 +354,7 @@ class Stepper:
             for old, new in zip(feed or (), moved or (), strict=True):
                 old.copy_(new)
             return radius, scaling
-        radius = per_scope(host_xp, [float(x) for x in radii], None)
+        radius = per_scope(host_xp, radii, np.float64)
         known = None if feed is None else Feed(*(x.numpy() for x in feed))
         with np.errstate(all="ignore"):
             scaling, moved = decide_all(host_xp, layout.joint, found, radius, known, None)
@@ -453,7 +486,7 @@ class Stepper:
         self, layout: Layout, diagnosed: list[Any], scaling: Scaling | None, radius: Any, *, host: bool
     ) -> Figures:
         """The sums behind the metrics; norms that only this rank knows are finished."""
-        space, like = (host_xp, None) if host else (xp, self.ledger.dropped)
+        space, like = (host_xp, np.float64) if host else (xp, self.ledger.dropped)
         if host:
             diagnosed = [(bundle, each._make([_number(x) for x in each])) for bundle, each in diagnosed]
         clipped = None if scaling is None else scaling.clipped
@@ -462,7 +495,7 @@ class Stepper:
             found = figures(space, [d for _, d in diagnosed], where, len(layout.scopes), like, radius, clipped)
             if any(layout.own):
                 own = np.array(layout.own) if host else constant(layout.own, self.ledger.dropped.device, torch.bool)
-                found = finished(space, found, own)
+                found = finished(space, found, like, own)
         return found
 
     def _count(self, skip: Tensor | None, *, host: bool) -> None:
@@ -498,22 +531,44 @@ class Stepper:
             vector = torch.zeros(len(LAST_STEP), device=ledger.dropped.device, dtype=ledger.dropped.dtype)
         elif isinstance(found.sums.ratio, np.ndarray):
             with np.errstate(all="ignore"):
-                vector = torch.as_tensor(metrics(host_xp, found, None))
+                vector = torch.as_tensor(metrics(host_xp, found, np.float64))
         else:
             vector = metrics(xp, found, ledger.dropped)
         return Measured(vector, after.skip, after.step)
 
 
-def _look(gradient: Tensor | None) -> Any:
-    """What must be alike for a gradient to keep its place in a plan; None if it is unusual, or there is none."""
-    if gradient is None:
-        return "none"
-    if gradient.layout is not torch.strided or gradient.is_complex():
-        return None
-    if gradient.is_contiguous():
-        return gradient.dtype, gradient.device
-    strides = gradient.stride()
-    return None if 0 in strides else (gradient.dtype, gradient.device, strides)
+def _looks(gradients: Gradients) -> list[Any]:
+    """What must be alike for gradients to keep their places in a plan; one loop, because there may be thousands."""
+    looks: list[Any] = []
+    devices = set()
+    for gradient in gradients:
+        if gradient is None:
+            looks.append(None)
+            continue
+        devices.add(gradient.device)
+        if gradient.layout is not torch.strided or gradient.is_complex():
+            looks.append(UNUSUAL)
+        elif gradient.is_contiguous():
+            looks.append(gradient.dtype)
+        else:
+            strides = gradient.stride()
+            looks.append(UNUSUAL if 0 in strides else (gradient.dtype, strides))
+    looks.append(devices)
+    return looks
+
+
+def _known(layout: Layout, gradients: Gradients) -> tuple[list[float], list[bool]]:
+    """(rounding, held) of each scope; see ``Plan``."""
+    rounding, held = [0.0] * len(layout.scopes), [False] * len(layout.scopes)
+    for leaf, gradient in zip(layout.leaves, gradients, strict=True):
+        if gradient is None or leaf.scope == NO_SCOPE:
+            continue
+        # Of a tensor without entries here, other ranks may have some; without other ranks nobody has.
+        held[leaf.scope] |= layout.spread is not None or gradient.numel() > 0
+        kind = gradient.dtype.to_real()
+        if kind != wide(kind):
+            rounding[leaf.scope] = max(rounding[leaf.scope], torch.finfo(kind).eps / 2)
+    return rounding, held
 
 
 def _own(scaling: Scaling, bundle: Bundle, device: torch.device, *, host: bool) -> Scaling:
@@ -536,43 +591,37 @@ def _number(value: Any) -> float:
     return value.item() if isinstance(value, Tensor) else value
 
 
-def _totals(
-    layout: Layout, gradients: Gradients, seen: Seen, *, host: bool, device: torch.device
-) -> Totals:
+def _totals(layout: Layout, plan: Plan, seen: Seen, sizes: Sizes, *, host: bool, device: torch.device) -> Totals:
     """The sums of every scope, as far as this rank counts them."""
     counted = layout.spread is None
     own = [(bundle, sums) for bundle, sums in seen if bundle.scope >= 0 and (counted or bundle.counted)]
     width = len(layout.scopes)
-    rounding, held = [0.0] * width, [False] * width
-    for leaf, gradient in zip(layout.leaves, gradients, strict=True):
-        if gradient is None or leaf.scope < 0:
-            continue
-        # Of a tensor without entries here, other ranks may have some; without other ranks nobody has.
-        held[leaf.scope] |= layout.spread is not None or gradient.numel() > 0
-        kind = gradient.dtype
-        if kind is not torch.float32 and kind is not torch.float64:
-            kind = kind.to_real()
-            if kind != wide(kind):
-                rounding[leaf.scope] = max(rounding[leaf.scope], torch.finfo(kind).eps / 2)
-    like: Any = None
+    like: Any = np.float64
     if not host:
         double = any(bundle.dtype == torch.float64 for bundle, _ in own)
         like = torch.empty((), dtype=torch.float64 if double else torch.float32, device=device)
     present = None
-    if not all(held) or (layout.spread is not None and layout.spread.whole):
-        present = np.array(held) if host else constant(held, device, torch.bool)
+    if not all(plan.held) or (layout.spread is not None and layout.spread.whole):
+        present = np.array(plan.held) if host else constant(plan.held, device, torch.bool)
     joint = layout.joint
     assert joint is not None
     sums = [each for _, each in own] or [Sums(None, 0.0, *((0.0, 0.0) if joint.gates_scopes else ()))]
     where = [bundle.scope for bundle, _ in own] or [0]
-    return totals(
-        host_xp if host else xp, sums, where, width, like, present=present, rounding=rounding, units=layout.units
-    )
+    units = [unit_of(sizes[rule][0]) for rule, _ in layout.scopes]
+    how = {"present": present, "rounding": plan.rounding, "units": units}
+    return totals(host_xp if host else xp, sums, where, width, like, **how)
 
 
-def _simple(size: Any) -> Any:
-    """A size without shape that is no tensor, such as NumPy's, as a plain number."""
-    return size if isinstance(size, (float, Tensor)) or getattr(size, "shape", None) != () else float(size)
+def _simple(size: Any, host: bool) -> Any:
+    """A size without shape, such as NumPy's, as a plain number; a tensor only where reading it means no waiting."""
+    if isinstance(size, float) or getattr(size, "shape", None) != ():
+        return size
+    if isinstance(size, Tensor):
+        if not (host and size.is_cpu):
+            return size
+        value = float(size)
+        return value if value >= 0.0 else 0.0  # as everywhere: below 0 and NaN count as 0
+    return float(size)
 
 
 def _count_up(bundles: list[Bundle], skip: Tensor | None) -> None:
@@ -584,4 +633,3 @@ def _count_up(bundles: list[Bundle], skip: Tensor | None) -> None:
             counts |= {id(count): count for count in found}
     for count in counts.values():
         count += 1 if skip is None else (~skip).to(count.device, torch.int64, non_blocking=True)
-

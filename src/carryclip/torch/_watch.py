@@ -90,6 +90,8 @@ class Watch:
 
     def record(self, vector: Tensor, skip: Tensor | None, step: int) -> None:
         """Take in a measured step; a skipped one leaves the figures of the one before."""
+        if skip is not None and skip.is_cpu and has_values(skip) and bool(skip):
+            return
         last, feed = self._figures()
         vector = torch.cat([vector.to(last.dtype), torch.full_like(last[:1], step)])
         fed = torch.stack([vector[LAST_STEP.index("carry_feed")], torch.ones_like(vector[0])])

@@ -14,7 +14,7 @@ def force(clipper: Any, **how: Any) -> None:
     ``way="pure"`` takes the pure functions only, ``host=False`` behaves as on a device whose values cannot be read
     without waiting, ``small``, ``worth`` and ``chunk`` are sizes at which tensors are packed, compiled and cut.
     """
-    tuning = stepper(clipper).tuning
+    tuning = stepper(clipper).planner.tuning
     for name, value in how.items():
         assert hasattr(tuning, name), name
         setattr(tuning, name, value)

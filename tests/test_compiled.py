@@ -192,7 +192,7 @@ def test_the_choice_survives_a_copy_and_is_checked():
     p.grad = torch.full_like(p, 3.0)
     clipper.clip_()
     twin = copy.deepcopy(clipper)
-    assert stepper(twin).compile == "auto"
+    assert stepper(twin).planner.compile == "auto"
     assert twin.carry(0).dtype == torch.bfloat16
     for wrong in ("yes", 1, None):
         with pytest.raises(ValueError, match='compile must be True, False or "auto"'):

@@ -217,3 +217,11 @@ def test_local_links_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_map_in_contributing_is_the_house():
+    """``python tests/house_map.py --write`` renews it."""
+    import house_map
+
+    assert (house_map.ROOT / "CONTRIBUTING.md").read_text() == house_map.written()
+    assert all(house_map.first_line(path) for path in house_map.HOUSE.glob("**/*.py") if path.name != "__init__.py")

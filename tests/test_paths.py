@@ -145,21 +145,45 @@ class Launches(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("carry", [True, False], ids=["carry", "plain"])
-@pytest.mark.parametrize("region", [Component(0.5), Norm(3.0)], ids=repr)
-def test_on_a_device_the_launches_do_not_grow_with_the_model(region, carry):
-    counts = []
-    for number in (30, 300):
-        params = [nn.Parameter(torch.zeros(5)) for _ in range(number)]
-        clipper = UClip(params, region, carry=carry, metrics_every=0)
-        as_on_a_device(clipper)
-        for _ in range(3):
-            for p in params:
-                p.grad = torch.randn_like(p)
-            with Launches() as launches:
-                clipper.clip_()
-        counts.append(launches.count)
-    assert counts[0] == counts[1] < 60
+def launches_of_a_step(region, carry, number, size):
+    params = [nn.Parameter(torch.zeros(size)) for _ in range(number)]
+    clipper = UClip(params, region, carry=carry, metrics_every=0)
+    as_on_a_device(clipper)
+    for _ in range(3):
+        for p in params:
+            p.grad = torch.randn_like(p)
+        with Launches() as launches:
+            clipper.clip_()
+    return launches.count
+
+
+@pytest.mark.parametrize(
+    ("region", "carry", "most"),
+    [
+        (Component(0.5), True, 60),
+        (Component(0.5), False, 60),
+        (Norm(3.0), True, 60),
+        (Norm(3.0), False, 60),
+        (Norm(3.0), Capped(3), 80),
+        (Norm(3.0), Leaky(0.5), 80),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize(("size", "numbers"), [(5, (30, 300)), (40_000, (50, 200, 1000))])
+def test_on_a_device_the_launches_do_not_grow_with_the_model(region, carry, most, size, numbers):
+    counts = {launches_of_a_step(region, carry, number, size) for number in numbers}
+    assert len(counts) == 1
+    assert counts.pop() < most
+
+
+@pytest.mark.parametrize(
+    ("region", "carry"), [(Component(0.5), Gated()), (Adaptive(1, 1, EWMA()), True), (Norm(3.0), Gated())], ids=repr
+)
+def test_on_a_device_the_launches_of_other_rules_stay_below_a_bound(region, carry):
+    """Tensors are laid end to end until there are a score of arrays, whatever their number."""
+    one = launches_of_a_step(region, carry, 1, 40_000)
+    many = launches_of_a_step(region, carry, 1000, 40_000)
+    assert many <= 25 * one
 
 
 @pytest.mark.parametrize(

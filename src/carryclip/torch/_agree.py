@@ -17,9 +17,10 @@ from torch import Tensor
 from carryclip.algorithm import Sums, measure
 from carryclip.diagnosis import Diagnosis
 from carryclip.scopes import Figures, Totals
-from carryclip.torch._bundles import Bundle, Opened, piece_of
+from carryclip.torch._bundles import Bundle
 from carryclip.torch._layout import Gradients, Layout, Leaf
 from carryclip.torch._namespace import constant, xp
+from carryclip.torch._pack import Opened, piece_of
 from carryclip.torch._shards import Spread, local
 from carryclip.torch._state import wide
 
@@ -81,9 +82,9 @@ class Agreement:
         seen: Seen,
         totals: Totals | None,
         found_inf: Tensor | None,
-        step: int,
         open_up: "Open",
         *,
+        step: int,
         host: bool,
         device: torch.device,
         talks: bool,
@@ -232,7 +233,7 @@ class Agreement:
         return after._replace(dropped_sq=dropped_sq, figures=figures)
 
 
-Open = Callable[[Layout, Leaf, Tensor], Opened]
+Open = Callable[[Leaf, Tensor], Opened]
 """Sees a parameter's gradient as plain arrays, to read only."""
 
 
@@ -245,7 +246,7 @@ def _bad_leaves(
     for leaf in leaves.values():
         gradient = gradients[leaf.number]
         assert gradient is not None
-        opened = open_up(layout, leaf, gradient)
+        opened = open_up(leaf, gradient)
         carry = piece_of(opened, None).buffers.carry
         bad = measure(xp, layout.rules[leaf.rule], opened.gradient, carry, wide(opened.gradient.dtype)).bad
         flags.append(bad.to(device).reshape(1))

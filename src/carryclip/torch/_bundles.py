@@ -1,12 +1,11 @@
-"""Gradients and their buffers as arrays for the kernels: large tensors in stretches, small ones end to end.
+"""Gradients as arrays for the kernels, and the bundles of a step.
 
 A *bundle* is all that one kernel works on for one vector: gradients of one rule, scope and type. It is made once and
-kept for as long as gradients look the same; a step only fills in the gradients of its *pieces*. The buffers of small
-tensors lie end to end in a *pack*, and ``optimizer.state[p]["uclip_..."]`` holds views of it, so that nothing is copied
-but the gradients. Whatever looks unusual (sparse, complex, expanded, an odd layout) is opened anew at every step.
+kept for as long as gradients look the same; a step only fills in the gradients of its *pieces*: large tensors in
+stretches, small ones end to end. Whatever looks unusual (sparse, complex, expanded, an odd layout) is opened anew at
+every step.
 """
 
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,11 +13,19 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors as end_to_end
 from torch._utils import _unflatten_dense_tensors as in_shape
 
-from carryclip.algorithm import Buffers, Rule
-from carryclip.precision import wrapped_seed
-from carryclip.torch._layout import Gradients, Leaf, fitted, pick
-from carryclip.torch._shards import laid_like, local, put_gradient
-from carryclip.torch._state import KEYS, Entries, Storage, buffers_of, wide
+from carryclip.algorithm import Rule
+from carryclip.regions import Component
+from carryclip.scopes import NO_SCOPE
+from carryclip.torch import _compiled
+from carryclip.torch._compiled import CompileMode
+from carryclip.torch._layout import Gradients, Layout, Leaf
+from carryclip.torch._pack import Opened, Packer, Piece, Source, open_up, piece_of, sizes_of
+from carryclip.torch._state import KEYS, OptimizerHome, OwnHome, Storage, wide
+
+Sizes = list[tuple[Any, ...]]
+"""The numbers of each rule's region at a step."""
+Member = tuple[Leaf, Tensor]
+UNUSUAL = "unusual"
 
 
 class Tuning:
@@ -31,47 +38,12 @@ class Tuning:
         self.small = 1 << 15
         """Tensors with fewer entries are packed, because each operation on them costs more than their entries."""
         self.worth = 1 << 18
-        """Tensors are compiled only from this size on: a compiled call costs more to begin."""
+        """Tensors are compiled from this size on, because a compiled call costs more to begin; those of rules with many
+        operations already if they are not small."""
         self.way: str | None = None
         """The only kernel to use; None for the first that suits."""
         self.host: bool | None = None
         """False: treat all tensors as if reading a value meant to wait."""
-
-
-class Piece(NamedTuple):
-    """One array: a stretch of a tensor, a whole one, or several small ones end to end."""
-
-    leaves: Sequence[Leaf]
-    buffers: Buffers
-    sizes: tuple[Any, ...] | None
-    """The region's numbers for it, where they are not the same for all of its rule."""
-    start: int
-    """Where it begins in its tensor."""
-    rows: "Opened | None" = None
-    """What it was taken from, if that has rows that are absent here."""
-
-    def seed(self, step: int) -> int:
-        """For rounding at random: by step, tensor and place in it, however the tensor is cut."""
-        return wrapped_seed(step, self.leaves[0].number, self.start)
-
-
-class Source(NamedTuple):
-    """Where the pieces' gradients come from: one tensor, cut or not, or several small ones."""
-
-    numbers: Sequence[int]
-    order: Sequence[int] | None
-    """How to permute the tensor's dimensions so that it lies in memory in one stretch; None if it does."""
-    cut: int = 0
-    """Entries of each piece; 0 if it is not cut."""
-    pieces: int = 1
-    packed: bool = False
-    """Several, or one that lies oddly, are copied end to end."""
-    flat: Tensor | None = None
-    """Memory in which several lie end to end during a step; None if each step makes its own."""
-    views: list[Tensor] | None = None
-    """The same memory in the tensors' shapes."""
-    whole: bool = False
-    """The tensor is taken in its own shape."""
 
 
 class Bundle:
@@ -106,7 +78,7 @@ class Bundle:
         """Its parameters, each once."""
         return list({leaf.number: leaf for piece in self.pieces for leaf in piece.leaves}.values())
 
-    def add_whole(self, opened: "Opened") -> None:
+    def add_whole(self, opened: Opened) -> None:
         """Add a tensor in its own shape."""
         self.sources.append(Source([opened.leaf.number], None, whole=True))
         self.pieces.append(Piece([opened.leaf], opened.stored, None, 0))
@@ -148,212 +120,224 @@ class Bundle:
             place += source.pieces
 
 
-class Opened(NamedTuple):
-    """An unusual gradient and its buffers as plain real arrays: all of a parameter, or the rows of a sparse one."""
+class Plan(NamedTuple):
+    """The bundles of gradients that look alike."""
 
-    leaf: Leaf
-    gradient: Tensor
-    stored: Buffers
-    """The buffers of the whole parameter, into which new ones are written."""
-    rows: tuple[Tensor, ...] | None
+    layout: Layout
+    home: Any
+    look: tuple[Any, ...]
+    bundles: list[Bundle]
+    opened: list[Leaf]
+    """Parameters whose gradients are opened anew at every step."""
+    kept: list[tuple[Tensor, str, Tensor]]
+    """The entries of the state that the bundles hold: parameter, key and buffer."""
+    rounding: list[float]
+    """How far, relative to its size, rounding to the narrowest gradient's type may move each scope's update."""
+    held: list[bool]
+    """Whether each scope has a gradient."""
 
-
-def open_up(
-    leaf: Leaf, gradient: Tensor, rule: Rule, entries: Entries, storage: Storage, *, write: bool, scale: Tensor | None
-) -> Opened:
-    """See a parameter's gradient as plain arrays. ``scale`` is a loss scale to divide out of what is only read."""
-    rows = None
-    if write:
-        gradient = writable(leaf.param, gradient)
-    elif gradient.is_conj():
-        gradient = gradient.resolve_conj()
-    if gradient.is_sparse:
-        _check_sparse(leaf, rule)
-        gradient = gradient.coalesce()
-        rows, gradient = tuple(gradient.indices()), gradient.values()
-    elif gradient.layout != torch.strided:
-        raise TypeError(
-            f"The gradient of {leaf.name} has layout {gradient.layout}; only dense and COO ones can be clipped."
-        )
-    if scale is not None:
-        gradient = gradient / scale
-    stored = here(leaf, buffers_of(entries, rule.buffers, leaf.param, wide(gradient.dtype), storage))
-    gradient = torch.view_as_real(gradient) if gradient.is_complex() else gradient
-    return Opened(leaf, gradient, stored, rows)
+    def holds(self) -> bool:
+        """Whether the state still has these buffers, and not others that were put in their place."""
+        home = self.home
+        if isinstance(home, OptimizerHome):
+            optimizer = home.optimizers[0]()
+            if home.waiting or len(home.optimizers) > 1 or optimizer is None:
+                return all([home.peek(param).get(key) is buffer for param, key, buffer in self.kept])
+            state: Any = optimizer.state
+        else:
+            state = home.state
+        return all([param in state and state[param].get(key) is buffer for param, key, buffer in self.kept])
 
 
-def writable(param: Tensor, gradient: Tensor) -> Tensor:
-    """A gradient that can be written to; the parameter gets another one where its own cannot.
+class Planner:
+    """Finds or makes the plan of a step."""
 
-    An expanded one shares memory between its entries, an uncoalesced one has rows twice, and autograd may leave a
-    conjugation to whoever reads it.
-    """
-    changed = gradient
-    if gradient.is_sparse:
-        changed = gradient if gradient.is_coalesced() else gradient.coalesce()
-    elif gradient.is_conj():
-        changed = gradient.resolve_conj()
-    elif gradient.layout == torch.strided and any(
-        stride == 0 and size > 1 for stride, size in zip(gradient.stride(), gradient.shape, strict=True)
-    ):
-        changed = gradient.clone(memory_format=torch.contiguous_format)
-    if changed is not gradient:
-        put_gradient(param, changed)
-    return changed
-
-
-def here(leaf: Leaf, buffers: Buffers) -> Buffers:
-    """The part of a parameter's buffers that is on this rank."""
-    return Buffers(*(None if x is None else local(x) for x in buffers)) if leaf.sharded else buffers
-
-
-def _check_sparse(leaf: Leaf, rule: Rule) -> None:
-    """Rows that are absent must keep what they have, which averages counted per parameter cannot."""
-    if rule.region.estimator is not None or rule.gates_coordinates:
-        kind = "moments" if rule.region.estimator is not None else "a feed average per coordinate (Gated)"
-        raise TypeError(
-            f"The gradient of {leaf.name} is sparse, and {rule.region!r} keeps {kind}, which rows that come and go "
-            "would spoil. Use Component, Norm or Sign (with a carry other than Gated), or sparse=False."
-        )
-
-
-def sizes_of(leaf: Leaf, rule: Rule, sizes: tuple[Any, ...], opened: Opened | None = None) -> tuple[Any, ...]:
-    """The region's numbers for one parameter, per-parameter ones picked and fitted to its shape."""
-    return tuple(size if isinstance(size, float) else _size_of(leaf, rule, size, opened) for size in sizes)
-
-
-def _size_of(leaf: Leaf, rule: Rule, size: Any, opened: Opened | None) -> Any:
-    owner, dtype = type(rule.region).__name__, wide(leaf.param.dtype)
-    if rule.region.joint and getattr(size, "shape", ()) != ():
-        raise ValueError(f"{owner}: the radius must be one number, got shape {tuple(size.shape)}.")
-    size = fitted(owner, pick(size, leaf), leaf)
-    if isinstance(size, (int, float)):
-        return float(size)
-    if torch.promote_types(size.dtype, dtype) == dtype:
-        size = size.to(dtype)
-    if size.dim():
-        size = laid_like(size, leaf.param) if leaf.sharded else size
-        size = size[opened.rows] if opened is not None and opened.rows is not None else size
-        size = size.unsqueeze(-1) if leaf.param.is_complex() else size
-    return size
-
-
-def piece_of(opened: Opened, sizes: tuple[Any, ...] | None) -> Piece:
-    """An opened gradient as one piece."""
-    if opened.rows is None:
-        return Piece([opened.leaf], opened.stored, sizes, 0)
-    carry = opened.stored.carry
-    present = Buffers() if carry is None else Buffers(carry[opened.rows])
-    return Piece([opened.leaf], present, sizes, 0, opened)
-
-
-class Packer:
-    """Puts ordinary gradients into bundles."""
-
-    def __init__(self, entries: Callable[[Tensor], Entries], storage: Storage, tuning: Tuning, *, host: bool) -> None:
-        self.entries = entries
+    def __init__(self, kernels: Any, tuning: Tuning, storage: Storage, *, write: bool, compile: CompileMode) -> None:
+        self.kernels = kernels
+        self.tuning = tuning
         self.storage = storage
-        self.small = tuning.small
-        self.host = host
+        self.write = write
+        self.compile: CompileMode = compile
+        self._plans: list[Plan] = []
+        self._constant: tuple[Layout, Sizes] | None = None
+        """The layout whose regions have only constants, and these."""
 
-    def add(self, bundle: Bundle, leaves: Sequence[tuple[Leaf, Tensor]], *, cut: int) -> list[tuple[Leaf, Tensor]]:
-        """Add gradients to a bundle in stretches of ``cut`` entries (0: whole); those left over lie oddly in memory."""
-        small: list[tuple[Leaf, Tensor]] = []
-        odd: list[tuple[Leaf, Tensor]] = []
-        # Rounding at random goes by the place in a tensor, which a pack does not know.
-        packs = self.storage.carry is None and self.storage.moments is None
-        for leaf, gradient in leaves:
-            if packs and gradient.numel() < self.small and not leaf.sharded:
-                small.append((leaf, gradient))
-            elif not self._alone(bundle, leaf, gradient, cut):
-                odd.append((leaf, gradient))
-        if len(small) == 1 and self._alone(bundle, *small[0], cut):
-            small = []
-        for some in self._loads(small, cut):
-            self._packed(bundle, some)
-        return odd
+    def forget(self) -> None:
+        """Buffers come from elsewhere from now on, or rules are others."""
+        self._plans.clear()
+        self._constant = None
+        self.kernels.recorded.forget()
 
-    def _alone(self, bundle: Bundle, leaf: Leaf, gradient: Tensor, cut: int) -> bool:
-        """Add a tensor by itself, if gradient and buffers lie in memory alike."""
-        stored = here(leaf, self._stored(bundle, leaf))
-        order = None
-        if not gradient.is_contiguous():
-            order = sorted(range(gradient.dim()), key=gradient.stride, reverse=True)
-            if not gradient.permute(order).is_contiguous():
-                return False
-        columns = [x if x is None or order is None else x.permute(order) for x in stored[:-1]]
-        if any(x is not None and not x.is_contiguous() for x in columns):
+    def sizes(self, layout: Layout, step: int, *, host: bool) -> Sizes:
+        """The numbers of each region at this step; constants are asked for once."""
+        if self._constant is not None and self._constant[0] is layout:
+            return self._constant[1]
+        sizes = [tuple([_simple(size, host) for size in rule.region.sizes(step)]) for rule in layout.rules]
+        schedules = [callable(value) for rule in layout.rules for value in vars(rule.region).values()]
+        plain = all([isinstance(size, float) for own in sizes for size in own])
+        self._constant = (layout, sizes) if plain and not any(schedules) else None
+        return sizes
+
+    def find(
+        self,
+        home: OwnHome | OptimizerHome,
+        layout: Layout,
+        gradients: Gradients,
+        sizes: Sizes,
+        scale: Tensor | None,
+        *,
+        host: bool,
+        inspect: bool,
+    ) -> tuple[Plan, list[Bundle]]:
+        """The plan, and its bundles together with those of unusual gradients, as they are now."""
+        alike = [scale is None and all([isinstance(size, float) for size in own]) for own in sizes]
+        compiled = bool(self.compile) and self._compiles(layout, gradients)
+        look = (host, compiled, compiled and inspect, alike, _looks(gradients))
+        plan = None
+        for known in self._plans:
+            if known.look == look and known.layout is layout and known.home is home:
+                plan = known if known.holds() else None
+                break
+        if plan is None:
+            plan = self._made(home, layout, gradients, sizes, look)
+        if not plan.opened:
+            return plan, plan.bundles
+        return plan, plan.bundles + [self._opened(home, layout, leaf, gradients, sizes, scale) for leaf in plan.opened]
+
+    def open_to_read(self, home: OwnHome | OptimizerHome, layout: Layout, leaf: Leaf, gradient: Tensor) -> Opened:
+        """A gradient as plain arrays, with copies of what it lacks: nothing is made or written."""
+        entries = dict(home.peek(leaf.param))
+        return open_up(leaf, gradient, layout.rules[leaf.rule], entries, self.storage, write=False, scale=None)
+
+    def _compiles(self, layout: Layout, gradients: Gradients) -> bool:
+        """Whether large tensors go through compiled functions."""
+        if self.tuning.way not in (None, "compiled"):
             return False
-        flat = Buffers._make([*(None if x is None else x.view(-1) for x in columns), stored.count])
-        count = gradient.numel()
-        if not cut or count <= cut:
-            bundle.sources.append(Source([leaf.number], order))
-            bundle.pieces.append(Piece([leaf], flat, None, 0))
-            return True
-        bundle.sources.append(Source([leaf.number], order, cut, -(-count // cut)))
-        for start in range(0, count, cut):
-            part = [None if x is None else x[start : start + cut] for x in flat[:-1]]
-            bundle.pieces.append(Piece([leaf], Buffers._make([*part, stored.count]), None, start))
-        return True
+        pairs = zip(layout.leaves, gradients, strict=True)
+        counts = [gradient.numel() for leaf, gradient in pairs if self._is_worth(layout, leaf, gradient)]
+        return _compiled.wanted(self.compile, sum(counts))
 
-    def _stored(self, bundle: Bundle, leaf: Leaf) -> Buffers:
-        return buffers_of(self.entries(leaf.param), bundle.rule.buffers, leaf.param, bundle.dtype, self.storage)
+    def _is_worth(self, layout: Layout, leaf: Leaf, gradient: Tensor | None) -> bool:
+        """Whether a gradient is worth a compiled function: where a rule is three operations, only a larger one is."""
+        rule = layout.rules[leaf.rule]
+        few = rule.region.joint or (type(rule.region) is Component and isinstance(rule.carry, bool))
+        return gradient is not None and gradient.numel() >= (self.tuning.worth if few else self.tuning.small)
 
-    def _loads(self, leaves: list[tuple[Leaf, Tensor]], cut: int) -> list[list[tuple[Leaf, Tensor]]]:
-        """Runs of parameters whose buffers lie end to end already, or do not lie in any pack, of about ``cut``."""
-        runs: list[list[tuple[Leaf, Tensor]]] = []
-        end, filled = None, 0
-        for leaf, gradient in leaves:
-            place = _pack_of(self.entries(leaf.param))
-            starts, ends = (None, None) if place is None else (place, (place[0], place[1] + gradient.numel()))
-            if not runs or starts != end or (cut and filled >= cut):
-                runs.append([])
-                filled = 0
-            runs[-1].append((leaf, gradient))
-            filled += gradient.numel()
-            end = ends
-        return runs
-
-    def _packed(self, bundle: Bundle, leaves: list[tuple[Leaf, Tensor]]) -> None:
-        """Add small tensors end to end; their buffers become views of one pack, unless they are already."""
-        entries = [self.entries(leaf.param) for leaf, _ in leaves]
-        rows = [self._stored(bundle, leaf) for leaf, _ in leaves]
-        given = list(zip(*rows, strict=True))
-        columns: list[Any] = [None if column[0] is None else _end_to_end(column) for column in given]
-        packed = all(flat is not None or column[0] is None for flat, column in zip(columns, given, strict=True))
-        for k, (name, column) in enumerate(zip(Buffers._fields, given, strict=True)):
-            if packed or column[0] is None:
+    def _made(
+        self, home: OwnHome | OptimizerHome, layout: Layout, gradients: Gradients, sizes: Sizes, look: tuple[Any, ...]
+    ) -> Plan:
+        host, compiled, measures, alike, looks = look
+        groups: dict[Any, list[Member]] = {}
+        opened: list[Leaf] = []
+        for leaf, gradient in zip(layout.leaves, gradients, strict=True):
+            if gradient is None:
                 continue
-            flat = torch.stack(column) if name == "count" else torch.cat([x.reshape(-1) for x in column])
-            views = flat.unbind() if name == "count" else in_shape(flat, column)
-            for own, view in zip(entries, views, strict=True):
-                own[KEYS[name]] = view
-            columns[k] = flat
-        shapes = [gradient for _, gradient in leaves]
-        source = Source([leaf.number for leaf, _ in leaves], None, packed=True)
-        if self.host:
-            flat = torch.empty(sum(g.numel() for g in shapes), dtype=bundle.narrow)
-            source = source._replace(flat=flat, views=list(in_shape(flat, shapes)))
-        bundle.sources.append(source)
-        bundle.pieces.append(Piece([leaf for leaf, _ in leaves], Buffers(*columns), None, 0))
+            if not alike[leaf.rule] or looks[leaf.number] == UNUSUAL or not gradient.numel():
+                opened.append(leaf)
+                continue
+            large = compiled and self._is_worth(layout, leaf, gradient)
+            key = leaf.rule, leaf.scope, leaf.counted, gradient.dtype, gradient.device, large
+            groups.setdefault(key, []).append((leaf, gradient))
+        packer = Packer(home.entries, self.storage, self.tuning.small, host=host)
+        if not host:
+            # Few launches matter more than a copy: only what is large beside the whole stays by itself.
+            total = sum(gradient.numel() for gradient in gradients if gradient is not None)
+            packer.small = max(self.tuning.small, min(total // 20, 1 << 22))
+        bundles: list[Bundle] = []
+        for (number, *_, dtype, _, large), members in groups.items():
+            rule = layout.rules[number]
+            bundle = Bundle(rule, members[0][0], dtype, self.kernels.compiled)
+            bundle.rounds = self.storage.rounds(rule)
+            if not large:
+                how = {"host": host, "write": self.write, "rounds": bundle.rounds}
+                bundle.kernel = self.kernels.choose(rule, sizes[number], dtype, **how)
+            opened += self._fill(packer, bundle, members, measures=large and measures)
+            bundles += [bundle] if bundle.pieces else []
+        names = [(leaf.param, leaf.rule) for bundle in bundles for leaf in bundle.leaves]
+        kept = [
+            (param, KEYS[name], home.peek(param)[KEYS[name]])
+            for param, rule in names
+            for name in layout.rules[rule].buffers
+        ]
+        plan = Plan(layout, home, look, bundles, opened, kept, *_known(layout, gradients))
+        # Gradients come and go in a few patterns at the most; LocalUClip has two homes by turns.
+        self._plans = [known for known in self._plans if known.look != look or known.home is not home][-7:]
+        self._plans.append(plan)
+        return plan
+
+    def _fill(self, packer: Packer, bundle: Bundle, members: list[Member], *, measures: bool) -> list[Leaf]:
+        """Put gradients into a bundle; returned are the parameters whose gradients lie oddly in memory."""
+        if bundle.kernel is self.kernels.listed:
+            for leaf, gradient in members:
+                entries = packer.entries(leaf.param)
+                bundle.add_whole(open_up(leaf, gradient, bundle.rule, entries, self.storage, write=True, scale=None))
+            return []
+        cut = 0
+        if bundle.kernel is self.kernels.compiled:
+            # A compiled function that measures coordinates keeps arrays in between, and so must see fewer at a time.
+            cut = self.tuning.chunk // 2 if packer.host and measures and bundle.scope == NO_SCOPE else 0
+        elif packer.host:
+            arrays = 1 + sum(name != "count" for name in bundle.rule.buffers)
+            cut = max(2 * self.tuning.chunk // max(arrays, 2), 1)
+        return [leaf for leaf, _ in packer.add(bundle, members, cut=cut)]
+
+    def _opened(
+        self, home: Any, layout: Layout, leaf: Leaf, gradients: Gradients, sizes: Sizes, scale: Tensor | None
+    ) -> Bundle:
+        """A bundle of one unusual gradient. If nothing of it is here there is no array, but its sample is counted."""
+        rule, gradient = layout.rules[leaf.rule], gradients[leaf.number]
+        assert gradient is not None
+        entries = home.entries(leaf.param)
+        opened = open_up(leaf, gradient, rule, entries, self.storage, write=self.write, scale=scale)
+        bundle = Bundle(rule, leaf, opened.gradient.dtype, self.kernels.pure)
+        bundle.rounds = self.storage.rounds(rule)
+        bundle.count = opened.stored.count
+        own = sizes_of(leaf, rule, sizes[leaf.rule], opened)
+        if opened.gradient.numel():
+            bundle.pieces.append(piece_of(opened, own))
+            bundle.given.append(opened.gradient)
+        return bundle
 
 
-def _pack_of(entries: Entries) -> tuple[int, int] | None:
-    """Which memory the buffers of a packed parameter lie in, and where; None if they have memory of their own."""
-    found = next((entries[KEYS[name]] for name in ("carry", "mean") if KEYS[name] in entries), None)
-    if found is None or found.untyped_storage().nbytes() == found.numel() * found.element_size():
-        return None
-    if not found.is_contiguous():
-        return None
-    return found.untyped_storage()._cdata, found.storage_offset()
+def _looks(gradients: Gradients) -> list[Any]:
+    """What must be alike for gradients to keep their places in a plan; one loop, because there may be thousands."""
+    looks: list[Any] = []
+    devices = set()
+    for gradient in gradients:
+        if gradient is None:
+            looks.append(None)
+            continue
+        devices.add(gradient.device)
+        if gradient.layout is not torch.strided or gradient.is_complex():
+            looks.append(UNUSUAL)
+        elif gradient.is_contiguous():
+            looks.append(gradient.dtype)
+        else:
+            strides = gradient.stride()
+            looks.append(UNUSUAL if 0 in strides else (gradient.dtype, strides))
+    looks.append(devices)
+    return looks
 
 
-def _end_to_end(views: Sequence[Tensor]) -> Tensor | None:
-    """One vector over tensors that lie end to end in the same memory; None if they do not."""
-    first = views[0]
-    memory, place = first.untyped_storage()._cdata, first.storage_offset()
-    for view in views:
-        if not view.is_contiguous() or view.untyped_storage()._cdata != memory or view.storage_offset() != place:
-            return None
-        place += view.numel()
-    return first.as_strided((place - first.storage_offset(),), (1,), first.storage_offset())
+def _known(layout: Layout, gradients: Gradients) -> tuple[list[float], list[bool]]:
+    """(rounding, held) of each scope; see ``Plan``."""
+    rounding, held = [0.0] * len(layout.scopes), [False] * len(layout.scopes)
+    for leaf, gradient in zip(layout.leaves, gradients, strict=True):
+        if gradient is None or leaf.scope == NO_SCOPE:
+            continue
+        # Of a tensor without entries here, other ranks may have some; without other ranks nobody has.
+        held[leaf.scope] |= layout.spread is not None or gradient.numel() > 0
+        kind = gradient.dtype.to_real()
+        if kind != wide(kind):
+            rounding[leaf.scope] = max(rounding[leaf.scope], torch.finfo(kind).eps / 2)
+    return rounding, held
+
+
+def _simple(size: Any, host: bool) -> Any:
+    """A size without shape, such as NumPy's, as a plain number; a tensor only where reading it means no waiting."""
+    if isinstance(size, float) or getattr(size, "shape", None) != ():
+        return size
+    if isinstance(size, Tensor) and not (host and size.is_cpu):
+        return size
+    value = float(size)
+    return value if value >= 0.0 else 0.0  # as everywhere: below 0 and NaN count as 0

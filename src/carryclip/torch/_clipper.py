@@ -221,7 +221,7 @@ class UClip:
             "nonfinite": session.nonfinite,
             "metrics_every": self.metrics_every,
             "observe": session.observer is not None,
-            "compile": session.stepper.compile,
+            "compile": session.stepper.planner.compile,
             "carry_dtype": session.storage.carry,
             "moments_dtype": session.storage.moments,
             "process_group": session.process_group,

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -10,11 +11,11 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from carryclip.diagnosis import warn_user
-from carryclip.torch._bundles import writable
 from carryclip.torch._foreign import calling_scaler, makes_state
 from carryclip.torch._layout import GROUP_KEY
+from carryclip.torch._pack import writable
 from carryclip.torch._shards import local
-from carryclip.torch._state import PREFIX, is_marked, is_marked_group, params_of
+from carryclip.torch._state import PREFIX, REGION, is_marked, params_of
 from carryclip.torch._step import Report
 
 
@@ -27,23 +28,18 @@ class Clipper(Protocol):
 
     def prepare(self) -> None:
         """Make what a step would make, and count nothing: this one is taken only to set the optimizer up."""
-        ...
 
     def settle(self, optimizer: Optimizer) -> None:
         """The optimizer has taken its step."""
-        ...
 
     def refresh(self) -> None:
         """Param groups may have been added."""
-        ...
 
     def adopt(self, optimizer: Optimizer, *, marked: bool) -> None:
         """The optimizer's state was replaced; ``marked`` if U-Clip wrote the checkpoint."""
-        ...
 
     def check(self) -> None:
         """A good moment to look at the metrics."""
-        ...
 
 
 class Hooks:
@@ -63,19 +59,23 @@ class Hooks:
         """Optimizers that have taken a step of the training."""
         self._ahead: set[int] = set()
         """Optimizers whose gradients were clipped in a round that another has begun, and that have not stepped yet."""
-        self._taken: dict[int, Marks] = {}
-        """The gradients of each optimizer as the last round has left them; kept only if there are several."""
+        self._clipped: dict[int, tuple[Callable[[], Tensor | None], int]] = {}
+        """By id of the parameter, the gradient that the last round has left, and how often it had been written; kept
+        only if there are several optimizers."""
         self._skip: Tensor | None = None
-        self._lent: dict[int, Tensor] = {}
-        self._young_momentum: dict[int, list[Tensor]] = {}
-        self._loading: dict[int, _Loading] = {}
+        self._found_inf_set: dict[int, Tensor] = {}
+        """The ``found_inf`` given to each optimizer that had none."""
+        self._new_momentum: list[Tensor] = []
+        """Parameters for which the step that is under way makes the momentum."""
+        self._loading: dict[int, tuple[bool, list[dict[str, Tensor]], list[dict[str, Any]]]] = {}
+        """During a load: whether U-Clip wrote the checkpoint, our buffers by parameter, and the groups' regions."""
         self._handles: list[Any] = []
+        # What is compiled around ``optimizer.step()`` would trace into the hooks, and fail.
+        untraced: Any = torch.compiler.disable
         for optimizer in optimizers:
             _attached.add(optimizer)
-            self._handles += [
-                optimizer.register_step_pre_hook(_untraced(self.before_step)),
-                optimizer.register_step_post_hook(_untraced(self.after_step)),
-            ]
+            self._handles.append(optimizer.register_step_pre_hook(untraced(self.before_step)))
+            self._handles.append(optimizer.register_step_post_hook(untraced(self.after_step)))
             if saved and not observe:
                 self._handles += [
                     optimizer.register_load_state_dict_pre_hook(self.before_load),
@@ -99,12 +99,6 @@ class Hooks:
         if not callable(closure):
             self._clip(optimizer)
             return None
-        wrapped = self._clip_after(optimizer, closure)
-        if len(args) > 1:
-            return (args[0], wrapped, *args[2:]), kwargs
-        return args, {**kwargs, "closure": wrapped}
-
-    def _clip_after(self, optimizer: Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
         calls = 0
 
         def clipped_closure() -> Any:
@@ -112,18 +106,20 @@ class Hooks:
             calls += 1
             if calls > 1:
                 raise RuntimeError(
-                    f"{type(optimizer).__name__} evaluated its closure twice in one step. U-Clip works with optimizers "
-                    "that take one gradient per step; each further one would be clipped and carried again."
+                    f"{type(optimizer).__name__} evaluated its closure twice in one step. U-Clip needs an optimizer "
+                    "that takes one gradient per step: each further one would be clipped and carried again."
                 )
             loss = closure()
             self._clip(optimizer)
             return loss
 
-        return clipped_closure
+        if len(args) > 1:
+            return (args[0], clipped_closure, *args[2:]), kwargs
+        return args, {**kwargs, "closure": clipped_closure}
 
     def _clip(self, optimizer: Optimizer) -> None:
-        self._take_back(optimizer)
-        self._young_momentum.pop(id(optimizer), None)
+        self._unset_found_inf(optimizer)
+        self._new_momentum = []
         # Later, state is made only for optimizers that have none, such as plain SGD.
         if (not optimizer.state or id(optimizer) not in self._stepped) and makes_state():
             self.clipper.prepare()
@@ -135,46 +131,49 @@ class Hooks:
             found_inf = getattr(optimizer, "found_inf", None)
             self._skip = self.clipper.run(found_inf, self._take_scale(optimizer)).skip
         if not self.observe:
-            self._tell(optimizer)
+            self._pass_on_skip(optimizer)
 
     def _clip_together(self, optimizer: Optimizer) -> None:
         """Clip all optimizers' gradients, unless this one's were clipped at the step of another."""
         if id(optimizer) in self._ahead:
             self._ahead.discard(id(optimizer))
-            if len(self._unchanged(optimizer)) == len(set(params_of(optimizer))):
+            if all(map(self._is_unchanged, params_of(optimizer))):
                 return
         others = [other for ref in self._optimizers if (other := ref()) is not None and other is not optimizer]
-        stale = frozenset(number for other in others for number in self._unchanged(other, absent=False))
-        fresh = [other for other in others if any(_has_fresh(param, stale) for param in params_of(other))]
+        stale: set[int] = set()
+        fresh: list[Optimizer] = []
+        """Other optimizers with gradients that no round has clipped."""
+        for other in others:
+            params = [param for param in params_of(other) if param.grad is not None]
+            unchanged = {id(param) for param in params if self._is_unchanged(param)}
+            stale |= unchanged
+            if any(id(param) not in unchanged for param in params):
+                fresh.append(other)
         self._refuse_scaled(optimizer, fresh)
-        self._skip = self.clipper.run(getattr(optimizer, "found_inf", None), None, stale).skip
+        self._skip = self.clipper.run(getattr(optimizer, "found_inf", None), None, frozenset(stale)).skip
         self._ahead |= {id(other) for other in fresh}
-        self._taken = {id(each): _marks(each) for each in (optimizer, *others)}
+        self._clipped = {
+            id(param): (weakref.ref(param.grad), local(param.grad)._version)
+            for each in (optimizer, *others)
+            for param in params_of(each)
+            if param.grad is not None
+        }
 
-    def _unchanged(self, optimizer: Optimizer, *, absent: bool = True) -> set[int]:
-        """Ids of the parameters whose gradients are those of the last round: the same tensors, not written since.
-
-        With ``absent`` those that had none and have none count as well.
-        """
-        found = set()
-        for param in params_of(optimizer):
-            mark = self._taken.get(id(optimizer), {}).get(id(param))
-            gradient = param.grad
-            if gradient is None:
-                if absent and mark is None:
-                    found.add(id(param))
-            elif mark is not None and mark[0]() is gradient and mark[1] == local(gradient)._version:
-                found.add(id(param))
-        return found
+    def _is_unchanged(self, param: Tensor) -> bool:
+        """Whether its gradient is that of the last round: the same tensor, not written since; or none then and now."""
+        if param.grad is None or id(param) not in self._clipped:
+            return param.grad is None and id(param) not in self._clipped
+        gradient, version = self._clipped[id(param)]
+        return gradient() is param.grad and local(param.grad)._version == version
 
     def _refuse_scaled(self, optimizer: Optimizer, fresh: list[Optimizer]) -> None:
         """Complain about gradients that still hold a loss scale, which a norm over all of them must not see."""
-        scaler = calling_scaler()
         scaled = getattr(optimizer, "grad_scale", None) is not None
-        states: Any = {} if scaler is None else scaler._per_optimizer_states
-        for other in fresh:
+        scaler = calling_scaler()
+        if scaler is not None:
             # GradScaler unscales an optimizer at its own step; READY says that it has not done so yet.
-            scaled = scaled or (scaler is not None and states[id(other)]["stage"].name == "READY")
+            stages = [scaler._per_optimizer_states[id(other)]["stage"].name for other in fresh]
+            scaled = scaled or "READY" in stages
         if scaled:
             raise RuntimeError(
                 "Several optimizers under one U-Clip need unscaled gradients: call scaler.unscale_(optimizer) for each "
@@ -199,7 +198,7 @@ class Hooks:
         optimizer.grad_scale = None  # type: ignore[attr-defined]
         return None
 
-    def _tell(self, optimizer: Optimizer) -> None:
+    def _pass_on_skip(self, optimizer: Optimizer) -> None:
         """Let a fused optimizer skip by itself; the others have received a zero gradient."""
         if self._skip is None or not _can_skip(optimizer):
             return
@@ -208,10 +207,10 @@ class Hooks:
             theirs: Tensor = optimizer.found_inf  # type: ignore[attr-defined]
             found_inf = torch.maximum(found_inf, theirs.to(found_inf.device).reshape(()))
         else:
-            self._lent[id(optimizer)] = found_inf
+            self._found_inf_set[id(optimizer)] = found_inf
         optimizer.found_inf = found_inf  # type: ignore[attr-defined]
         if isinstance(optimizer, torch.optim.SGD):
-            self._young_momentum[id(optimizer)] = [
+            self._new_momentum = [
                 param
                 for group in optimizer.param_groups
                 if group["momentum"]
@@ -219,20 +218,21 @@ class Hooks:
                 if param.grad is not None and optimizer.state.get(param, {}).get("momentum_buffer") is None
             ]
 
-    def _take_back(self, optimizer: Optimizer) -> None:
-        """Remove the verdict lent to a fused optimizer, also if its step has raised; never GradScaler's own."""
-        lent = self._lent.pop(id(optimizer), None)
-        if lent is not None and getattr(optimizer, "found_inf", None) is lent:
+    def _unset_found_inf(self, optimizer: Optimizer) -> None:
+        """Remove the ``found_inf`` set here, also if the step has raised; never GradScaler's own."""
+        found_inf = self._found_inf_set.pop(id(optimizer), None)
+        if found_inf is not None and getattr(optimizer, "found_inf", None) is found_inf:
             del optimizer.found_inf  # type: ignore[attr-defined]
 
     def after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Move new buffers in and take back what the hook lent."""
-        self._take_back(optimizer)
-        for param in self._young_momentum.pop(id(optimizer), []):
+        """Move new buffers in and undo what was set for this step."""
+        self._unset_found_inf(optimizer)
+        for param in self._new_momentum:
             # A fused SGD that skips its very first step leaves its momentum buffers uninitialised.
             momentum = optimizer.state.get(param, {}).get("momentum_buffer")
             if momentum is not None and self._skip is not None:
                 momentum.copy_(torch.where(self._skip.to(momentum.device), 0.0, momentum))
+        self._new_momentum = []
         self.clipper.settle(optimizer)
 
     # ------------------------------------------------------------------ checkpoints
@@ -248,58 +248,30 @@ class Hooks:
             group.pop(GROUP_KEY, None)
 
     def before_load(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
-        """Set our entries aside: ``load_state_dict`` would cast them to the parameters' type."""
+        """Set our buffers aside, which ``load_state_dict`` would cast to the parameters' type, and the groups' regions.
+
+        The cast is https://github.com/pytorch/pytorch/issues/43706.
+        """
         self.clipper.refresh()
-        self._loading[id(optimizer)] = _Loading(optimizer, state_dict)
+        groups = state_dict["param_groups"]
+        buffers = []
+        for key in [key for group in groups for key in group["params"]]:
+            entries = state_dict["state"].get(key)
+            items = entries.items() if isinstance(entries, dict) else ()
+            buffers.append({name: value for name, value in items if str(name).startswith(PREFIX)})
+        regions = [{key: group[key] for key in (GROUP_KEY, "name") if key in group} for group in optimizer.param_groups]
+        marked = any(REGION in group for group in groups)
+        self._loading[id(optimizer)] = marked, buffers, regions
 
     def after_load(self, optimizer: Optimizer) -> None:
-        """Put them back as they were saved."""
-        loading = self._loading.pop(id(optimizer))
-        loading.finish(optimizer)
-        self.clipper.adopt(optimizer, marked=loading.marked)
-
-
-def _untraced(hook: Callable[..., Any]) -> Any:
-    """The hook, but not for a compiler: what is compiled around ``optimizer.step()`` would trace into it, and fail."""
-    return torch.compiler.disable(hook)
-
-
-class _Loading:
-    """What a load in progress must not lose: our buffers in their own type, and the groups' own regions."""
-
-    def __init__(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
-        groups = state_dict["param_groups"]
-        self.marked = any(map(is_marked_group, groups))
-        self._order = [key for group in groups for key in group["params"]]
-        self._ours = {
-            key: {name: value for name, value in entries.items() if str(name).startswith(PREFIX)}
-            for key, entries in state_dict["state"].items()
-            if isinstance(entries, dict)
-        }
-        self._regions = [
-            {key: group[key] for key in (GROUP_KEY, "name") if key in group} for group in optimizer.param_groups
-        ]
-
-    def finish(self, optimizer: Optimizer) -> None:
-        """Put it back."""
-        for key, param in zip(self._order, params_of(optimizer), strict=True):
-            for name, value in self._ours.get(key, {}).items():
+        """Put them back as they were."""
+        marked, buffers, regions = self._loading.pop(id(optimizer))
+        for param, own in zip(params_of(optimizer), buffers, strict=True):
+            for name, value in own.items():
                 optimizer.state[param][name] = value.to(param.device, copy=True)
-        for group, kept in zip(optimizer.param_groups, self._regions, strict=True):
+        for group, kept in zip(optimizer.param_groups, regions, strict=True):
             group.update(kept)
-
-
-Marks = dict[int, tuple[Callable[[], Tensor | None], int]]
-"""Which tensors an optimizer's gradients are, by id of the parameter, and how often they have been written."""
-
-
-def _marks(optimizer: Optimizer) -> Marks:
-    gradients = [(param, param.grad) for param in params_of(optimizer)]
-    return {id(param): (weakref.ref(grad), local(grad)._version) for param, grad in gradients if grad is not None}
-
-
-def _has_fresh(param: Tensor, stale: frozenset[int]) -> bool:
-    return param.grad is not None and id(param) not in stale
+        self.clipper.adopt(optimizer, marked=marked)
 
 
 def _can_skip(optimizer: Optimizer) -> bool:
@@ -310,15 +282,12 @@ def _can_skip(optimizer: Optimizer) -> bool:
 
 
 _attached: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
-_watching = False
 
 
+@cache  # once for all clippers
 def _watch_for_orphans() -> None:
     """Warn when an optimizer holds a carry but lost its hooks, as copies and unpickled ones do."""
-    global _watching
-    if not _watching:
-        _watching = True
-        register_optimizer_step_pre_hook(_warn_if_orphaned)
+    register_optimizer_step_pre_hook(_warn_if_orphaned)
 
 
 def _warn_if_orphaned(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

@@ -23,9 +23,10 @@ from carryclip.diagnosis import Diagnosis
 from carryclip.precision import truncate
 from carryclip.regions import Component
 from carryclip.torch import _compiled
-from carryclip.torch._bundles import Bundle, Piece, Tuning
+from carryclip.torch._bundles import Bundle, Tuning
 from carryclip.torch._compiled import NotCompiledError
 from carryclip.torch._namespace import xp
+from carryclip.torch._pack import Piece
 from carryclip.torch._record import NotRecordableError, Program, filled, record
 
 

@@ -1,8 +1,7 @@
 """Which parameters are clipped, by which rule, as part of which vector."""
 
-import dataclasses
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -12,16 +11,16 @@ from torch import Tensor
 
 from carryclip.algorithm import NonFinite, Rule, rule_number
 from carryclip.carry import CarryPolicy
-from carryclip.regions import Norm, Region, check_region
+from carryclip.groups import GROUP_KEY, Group, RegionMap, describe  # noqa: F401 (imported from here by others)
+from carryclip.regions import Norm, Region
 from carryclip.scopes import NO_SCOPE
 from carryclip.torch._shards import Spread, is_sharded, local_gradient, spread_of
 
-GROUP_KEY = "uclip"
-"""Key of a param group that holds the group's own region, or None to leave the group alone."""
-
-Group = dict[str, Any]
 Gradients = list[Tensor | None]
 """By number of the parameter; what is here of those that are spread over ranks."""
+
+Places = list[tuple[int, slice] | None]
+"""Per group its rule and the range of scopes it takes part in; None if it is left alone."""
 
 
 @dataclass(eq=False)
@@ -51,8 +50,7 @@ class Layout:
     leaves: list[Leaf] = field(default_factory=list)
     scopes: list[tuple[int, Hashable]] = field(default_factory=list)
     """The vectors of all norms: the rule of each, and a name that stays when groups are added."""
-    groups: list[tuple[int, slice] | None] = field(default_factory=list)
-    """Per group its rule and the range of scopes it takes part in; None if it is left alone."""
+    groups: Places = field(default_factory=list)
     spread: Spread | None = None
     """How the parameters lie on ranks; None if this process has all of them."""
 
@@ -76,7 +74,7 @@ class Layout:
     def own(self) -> list[bool]:
         """Whether each scope is a whole tensor that only one rank has, so that it needs no other."""
         whole = self.spread is not None and self.spread.whole
-        return [whole and getattr(self.rules[rule].region, "over", "") == "tensor" for rule, _ in self.scopes]
+        return [whole and _over(self.rules[rule].region) == "tensor" for rule, _ in self.scopes]
 
     @cached_property
     def members(self) -> Counter[int]:
@@ -84,78 +82,44 @@ class Layout:
         return Counter(leaf.scope for leaf in self.leaves)
 
 
-class RegionMap:
-    """Says which region each group gets: what the group holds itself, or one for all, or a mapping."""
-
-    def __init__(self, region: Any) -> None:
-        self.default = region
-        if isinstance(region, Mapping) and not region:
-            raise ValueError("The mapping from groups to regions is empty. Write for example {0: Norm(1.0), 1: None}.")
-        for value in region.values() if isinstance(region, Mapping) else [region]:
-            if value is not None or not isinstance(region, Mapping):
-                check_region(value)
-
-    def check(self, groups: list[Group]) -> None:
-        """Complain about keys of the mapping that fit no group."""
-        if isinstance(self.default, Mapping):
-            known = {*range(len(groups)), *(group["name"] for group in groups if "name" in group)}
-            unknown = [key for key in self.default if key not in known]
-            if unknown:
-                raise ValueError(
-                    f"The mapping names {unknown[0]!r}, but there is no such group: it may use the numbers 0 to "
-                    f"{len(groups) - 1} and the groups' names. A group added later can bring its own {GROUP_KEY!r}."
-                )
-
-    def of(self, index: int, group: Group) -> Region | None:
-        """The region of a group; None leaves it alone."""
-        if GROUP_KEY in group:
-            return None if group[GROUP_KEY] is None else check_region(group[GROUP_KEY])
-        if not isinstance(self.default, Mapping):
-            return self.default
-        for key in (index, group.get("name")):
-            if key in self.default:
-                return self.default[key]
-        raise ValueError(
-            f"Group {index} has no region; the mapping names {list(self.default)}. Add {index}: Norm(1.0), or "
-            f"{index}: None to leave it alone, or put {GROUP_KEY!r} into the group."
-        )
-
-
 def build(
     groups: list[Group], regions: RegionMap, carry: CarryPolicy, nonfinite: NonFinite, process_group: Any = None
 ) -> Layout:
     """Lay out the parameters of ``groups``; a parameter that occurs twice counts once, where it comes first."""
     layout = Layout()
+    leaves = layout.leaves
     seen: set[int] = set()
-    counts: list[int] = []
+    counts: Counter[int] = Counter()
     for number, group in enumerate(groups):
+        params = group["params"]
+        fresh = [param for param in dict.fromkeys(params) if id(param) not in seen]
+        seen.update(map(id, fresh))
         region = regions.of(number, group)
         if region is None:
             layout.groups.append(None)
-            seen.update(map(id, group["params"]))
             continue
         rule = rule_number(layout.rules, Rule(region, carry, nonfinite))
-        if rule == len(counts):
-            counts.append(0)
-        fresh = [param for param in dict.fromkeys(group["params"]) if id(param) not in seen]
-        seen.update(map(id, fresh))
-        scopes = _scopes_of(layout, rule, group, number, fresh)
-        names = dict(zip(group["params"], group.get("param_names") or _numbered(number, group), strict=True))
+        scopes = _add_scopes(layout, rule, group, number, fresh)
+        names = group.get("param_names") or [f"group {number}, parameter {place}" for place in range(len(params))]
+        name_of = dict(zip(params, names, strict=True))
         for place, param in enumerate(fresh):
-            scope = NO_SCOPE
-            if region.joint:
-                scope = scopes.start + place if _over(region) == "tensor" else scopes.start
-            layout.leaves.append(Leaf(param, names[param], len(layout.leaves), rule, counts[rule], scope))
+            scope = scopes.start if region.joint else NO_SCOPE
+            if _over(region) == "tensor":
+                scope += place
+            leaves.append(Leaf(param, name_of[param], len(leaves), rule, counts[rule], scope))
             counts[rule] += 1
         layout.groups.append((rule, scopes))
-    if not layout.leaves:
+    if not seen:
+        raise ValueError("There are no parameters to clip.")
+    if not leaves:
         raise ValueError(
             "There is nothing to clip: every group is left alone (None). Give at least one group a region."
-            if seen
-            else "There are no parameters to clip."
         )
     _check_radii(layout)
-    _spread_out(layout, process_group)
+    layout.spread = spread_of([leaf.param for leaf in leaves], [leaf.name for leaf in leaves], process_group)
+    if layout.spread is not None:
+        for leaf, counted in zip(leaves, layout.spread.counted, strict=True):
+            leaf.counted, leaf.sharded = counted, is_sharded(leaf.param)
     return layout
 
 
@@ -164,33 +128,22 @@ def _over(region: Region) -> str:
     return region.over if isinstance(region, Norm) else "none"
 
 
-def _scopes_of(layout: Layout, rule: int, group: Group, number: int, fresh: list[Tensor]) -> slice:
+def _add_scopes(layout: Layout, rule: int, group: Group, number: int, fresh: list[Tensor]) -> slice:
     """The range of scopes of a group's new parameters, added to the table where they are new."""
-    over = _over(layout.rules[rule].region)
+    names: list[Hashable] = []
+    match _over(layout.rules[rule].region):
+        case "tensor":
+            names = [id(param) for param in fresh]
+        case "group":
+            names = [id(group["params"][0]) if group["params"] else ("empty group", number)]
+        case "all":
+            names = ["all"]
     first = len(layout.scopes)
-    if over == "tensor":
-        layout.scopes += [(rule, id(param)) for param in fresh]
-    elif over == "group":
-        layout.scopes.append((rule, id(group["params"][0]) if group["params"] else ("empty group", number)))
-    elif over == "all":
-        if (rule, "all") in layout.scopes:
-            first = layout.scopes.index((rule, "all"))
-            return slice(first, first + 1)
-        layout.scopes.append((rule, "all"))
-    return slice(first, len(layout.scopes))
-
-
-def _spread_out(layout: Layout, process_group: Any) -> None:
-    """Note how the parameters lie on ranks."""
-    leaves = layout.leaves
-    layout.spread = spread_of([leaf.param for leaf in leaves], [leaf.name for leaf in leaves], process_group)
-    if layout.spread is not None:
-        for leaf, counted in zip(leaves, layout.spread.counted, strict=True):
-            leaf.counted, leaf.sharded = counted, is_sharded(leaf.param)
-
-
-def _numbered(number: int, group: Group) -> list[str]:
-    return [f"group {number}, parameter {position}" for position in range(len(group["params"]))]
+    if names == ["all"] and (rule, "all") in layout.scopes:
+        first = layout.scopes.index((rule, "all"))
+    else:
+        layout.scopes += [(rule, name) for name in names]
+    return slice(first, first + len(names))
 
 
 def _check_radii(layout: Layout) -> None:
@@ -198,35 +151,32 @@ def _check_radii(layout: Layout) -> None:
     for number, rule in enumerate(layout.rules):
         owner = type(rule.region).__name__
         leaves = [leaf for leaf in layout.leaves if leaf.rule == number]
-        for each in dataclasses.fields(rule.region):  # type: ignore[arg-type]
-            size = getattr(rule.region, each.name)
-            if isinstance(size, (list, tuple)) and len(size) != len(leaves):
-                raise ValueError(
-                    f"{owner}: {each.name} has {len(size)} values for {len(leaves)} parameters. Give one value each."
-                )
+        for name, size in vars(rule.region).items():
             if isinstance(size, Mapping):
                 _check_keys(owner, size, leaves)
-            for leaf in leaves if isinstance(size, (list, tuple, Mapping)) else []:
+            elif not isinstance(size, (list, tuple)):
+                continue
+            elif len(size) != len(leaves):
+                raise ValueError(
+                    f"{owner}: {name} has {len(size)} values for {len(leaves)} parameters. Give one value each."
+                )
+            for leaf in leaves:
                 fitted(owner, pick(size, leaf), leaf)
 
 
-def _check_keys(owner: str, size: Mapping[Any, Any], leaves: Iterable[Leaf]) -> None:
-    names, params = {leaf.name for leaf in leaves}, {id(leaf.param) for leaf in leaves}
+def _check_keys(owner: str, size: Mapping[Any, Any], leaves: list[Leaf]) -> None:
+    shown = [repr(key) if isinstance(key, str) else "a tensor" for key in size]
     for leaf in leaves:
         if leaf.param not in size and leaf.name not in size:
+            keys = ", ".join(shown[:5]) + (", ..." if len(shown) > 5 else "")
             raise ValueError(
-                f"{owner}: the mapping has no radius for {leaf.name}; its keys are {_shown(size)}. Use parameters, "
+                f"{owner}: the mapping has no radius for {leaf.name}; its keys are {keys}. Use parameters, "
                 "or their names if the optimizer was made from model.named_parameters()."
             )
-    for key in size:
-        if not (key in names if isinstance(key, str) else id(key) in params):
-            shown = repr(key) if isinstance(key, str) else "a tensor that"
-            raise ValueError(f"{owner}: the mapping has a radius for {shown}, which is not among the parameters.")
-
-
-def _shown(size: Mapping[Any, Any]) -> str:
-    keys = [repr(key) if isinstance(key, str) else "a tensor" for key in size]
-    return ", ".join(keys[:5]) + (", ..." if len(keys) > 5 else "")
+    known = {leaf.name for leaf in leaves} | {id(leaf.param) for leaf in leaves}
+    for key, said in zip(size, shown, strict=True):
+        if (key if isinstance(key, str) else id(key)) not in known:
+            raise ValueError(f"{owner}: the mapping has a radius for {said}, which is not among the parameters.")
 
 
 def pick(size: Any, leaf: Leaf) -> Any:
@@ -261,24 +211,7 @@ def find(leaves: list[Leaf], param: Tensor | str | int, where: str) -> Leaf:
     if isinstance(param, int) and -len(leaves) <= param < len(leaves):
         return leaves[param]
     for leaf in leaves:
-        if leaf.param is param or leaf.name == param if isinstance(param, (Tensor, str)) else False:
+        if leaf.param is param or (isinstance(param, str) and leaf.name == param):
             return leaf
     shown = f"a tensor of shape {tuple(param.shape)}" if isinstance(param, Tensor) else repr(param)
     raise KeyError(f"{shown} is not among the {len(leaves)} parameters that {where} clips.")
-
-
-def describe(value: Any) -> str:
-    """A region in words that stay the same from run to run, so that a checkpoint can be compared with them."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {describe(entry)}" for key, entry in value.items()) + "}"
-    if not isinstance(value, Region):
-        return repr(value)
-    return f"{type(value).__name__}({', '.join(f'{k}={_described(v)}' for k, v in vars(value).items())})"
-
-
-def _described(value: Any) -> str:
-    if callable(value):
-        return f"<schedule {getattr(value, '__qualname__', type(value).__qualname__)}>"
-    if isinstance(value, (list, tuple, Mapping)) or hasattr(value, "shape"):
-        return "<per parameter>"
-    return repr(value)

@@ -10,20 +10,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
 from carryclip.algorithm import NonFinite
 from carryclip.carry import CarryPolicy, check_policy
 from carryclip.diagnosis import warn_user
 from carryclip.torch import _foreign, _layout
 from carryclip.torch._agree import NonFiniteGradientError
-from carryclip.torch._backward import Average, Buckets, Passes, Stage
-from carryclip.torch._foreign import calling_scaler, warn_of_clipping
+from carryclip.torch._backward import Average, Buckets, Passes, Source, Stage
 from carryclip.torch._hooks import Hooks
-from carryclip.torch._layout import Gradients, Leaf, RegionMap
+from carryclip.torch._layout import Leaf, RegionMap
 from carryclip.torch._session import check_every
-from carryclip.torch._state import PREFIX, params_of, take_over, wide
-from carryclip.torch._step import Measured, Report, Stepper
-from carryclip.torch._watch import Metrics, Watch
+from carryclip.torch._state import AS_COMPUTED, PREFIX, STEPS, params_of, take_over, wide
+from carryclip.torch._step import Report
+from carryclip.torch._watch import Metrics
 
 
 class LocalUClip:
@@ -71,13 +71,18 @@ class LocalUClip:
         metrics_every: int = 10,
     ) -> None:
         check_every(metrics_every)
-        (optimizer,), _, split = _checked(optimizer)
-        # The optimizer holds the hooks, and these hold the clipper.
-        self._optimizer = weakref.ref(optimizer)
+        optimizers, _, split = _foreign.parse(optimizer)
+        if len(optimizers) != 1:
+            raise TypeError("LocalUClip needs the model and one optimizer: LocalUClip(model, optimizer, region).")
         if split is not None:
             raise TypeError("ZeroRedundancyOptimizer steps a share of the parameters on each rank: use UClip with it.")
-        self.regions = RegionMap(region)
+        optimizer = optimizers[0]
+        # The optimizer holds the hooks, and these hold the clipper.
+        self._optimizer = weakref.ref(optimizer)
         self._name = type(optimizer).__name__
+        self._known = len(params_of(optimizer))
+        """How many parameters the optimizer has."""
+        self.regions = RegionMap(region)
         self.regions.check(optimizer.param_groups)
         self.carry_policy = check_policy(carry)
         self.nonfinite: NonFinite = nonfinite
@@ -85,55 +90,50 @@ class LocalUClip:
         inner: NonFinite = "skip" if nonfinite == "raise" else nonfinite
         self._layout = _layout.build(optimizer.param_groups, self.regions, carry, inner)
         model = _check_model(model, self._layout.leaves)
-        if hook is not None and not isinstance(model, DistributedDataParallel):
-            raise TypeError("hook is for a DistributedDataParallel; this is a module on one device.")
+        self._stage = Stage(self._layout, carry, self.summary(), metrics_every, scaler)
+        self._stepper = self._stage.stepper
+        self._blamed: dict[str, int] = {}
+        """What ``nonfinite_parameters()`` said at the last step, where an error has to say which are new."""
+        self._looked = False
+        self._params = [leaf.param for leaf in self._layout.leaves]
+        _foreign.claim(self, self._params, watch_only=False)
+        try:
+            self._source = self._connect(model, hook, hook_state)
+        except BaseException:
+            _foreign.release(self, self._params)
+            raise
+        self._hooks = weakref.ref(Hooks(self, [optimizer], observe=False, saved=False))
+
+    def _connect(self, model: nn.Module, hook: Any, hook_state: Any) -> Source:
         if hook is None and hook_state is not None:
             raise TypeError("hook_state is the state of a hook, and there is none: pass hook=... too.")
-        _foreign.claim(self, [leaf.param for leaf in self._layout.leaves], watch_only=False)
-        self._stage = Stage(self._layout)
-        self._stepper = Stepper(self._stage.trial, self._stage.trial_ledger, metrics_every)
-        self._scaler = scaler
-        self._measured: Measured | None = None
-        self._blamed: Tensor | None = None
-        """How often each parameter was not finite up to the last step, where an error has to say which are now."""
-        self._looked = False
-        self._known = len(params_of(optimizer))
-        """How many parameters the optimizer has."""
-        self._watch = Watch(self._stage.ledger, self.summary(), carry, quiet=False)
-        self._hooks = weakref.ref(Hooks(self, [optimizer], observe=False, saved=False))
-        self._source: Buckets | Passes | None = None
-        try:
-            self._connect(model, hook, hook_state)
-        except BaseException:
-            self.remove()
-            raise
+        self._group, self._rank, self._size = None, 0, 1
+        if not isinstance(model, DistributedDataParallel):
+            if hook is not None:
+                raise TypeError("hook is for a DistributedDataParallel; this is a module on one device.")
+            return Passes(self._stage)
+        self._group: Any = model.process_group
+        self._rank, self._size = dist.get_rank(self._group), dist.get_world_size(self._group)
+        if hook is None:
+            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-    def _connect(self, model: nn.Module, hook: Any, hook_state: Any) -> None:
-        leaves, self._group, self._rank, self._size = self._layout.leaves, None, 0, 1
-        if isinstance(model, DistributedDataParallel):
-            self._group: Any = model.process_group
-            self._rank, self._size = dist.get_rank(self._group), dist.get_world_size(self._group)
-            if hook is None:
-                from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-
-                hook, hook_state = allreduce_hook, model.process_group
-            self._source = Buckets(self, self._stage, leaves, model, partial(hook, hook_state))
-        else:
-            self._source = Passes(self, self._stage, leaves)
+            hook, hook_state = allreduce_hook, self._group
+        return Buckets(self._stage, model, partial(hook, hook_state))
 
     # ------------------------------------------------------------------ use
 
     def metrics(self) -> Metrics:
         """As ``UClip.metrics()``, of this rank's gradients."""
-        return self._watch.metrics()
+        return self._stage.watch.metrics()
 
     def carry(self, param: Tensor | str | int) -> Tensor:
         """This rank's carry of a parameter after the last step, given itself, its name or position."""
-        leaf = _layout.find(self._layout.leaves, param, self.summary())
-        found = self._stage.kept.peek(leaf.param).get(PREFIX + "carry")
-        return (
-            torch.zeros_like(leaf.param, dtype=wide(leaf.param.dtype), requires_grad=False) if found is None else found
-        )
+        param = _layout.find(self._layout.leaves, param, self.summary()).param
+        found = self._stage.kept.peek(param).get(PREFIX + "carry")
+        if found is None:
+            kind = AS_COMPUTED.kind("carry", param, wide(param.dtype))
+            found = torch.zeros_like(param, dtype=kind, requires_grad=False)
+        return found
 
     def nonfinite_parameters(self) -> dict[str, int]:
         """Which parameters had non-finite gradients on this rank, and in how many passes; waits for the device."""
@@ -144,14 +144,12 @@ class LocalUClip:
         hooks = self._hooks()
         if hooks is not None:
             hooks.remove()
-        if self._source is not None:
-            self._source.remove()
-        _foreign.release(self, [leaf.param for leaf in self._layout.leaves])
+        self._source.remove()
+        _foreign.release(self, self._params)
 
     def summary(self) -> str:
         """One line: what is clipped, and to what."""
-        what = f"{_layout.describe(self.regions.default)}, carry={self.carry_policy!r}"
-        return f"LocalUClip({self._name}, {what})"
+        return f"LocalUClip({self._name}, {_layout.describe(self.regions.default)}, carry={self.carry_policy!r})"
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -174,12 +172,12 @@ class LocalUClip:
 
     def gathered_state_dict(self) -> dict[str, Any] | None:
         """The states of all ranks, on the first of them, in the host's memory; None on the others. All must call it."""
-        mine = _on_host(self.state_dict())
+        mine = tree_map_only(Tensor, Tensor.cpu, self.state_dict())
         if self._size == 1:
             return {"ranks": [mine]}
-        found: list[Any] = [None] * self._size if self._rank == 0 else []
-        dist.gather_object(mine, found or None, dist.get_global_rank(self._group, 0), self._group)
-        return {"ranks": found} if self._rank == 0 else None
+        found = [None] * self._size if self._rank == 0 else None
+        dist.gather_object(mine, found, dist.get_global_rank(self._group, 0), self._group)
+        return None if found is None else {"ranks": found}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from ``state_dict()`` of this rank, or from ``gathered_state_dict()``.
@@ -196,64 +194,27 @@ class LocalUClip:
                 f"This is the state of rank {states[0]['rank']} of {states[0]['size']}, and this is rank {self._rank} "
                 f"of {self._size}. Load the file of this rank, or one made by gathered_state_dict()."
             )
-        state = mine[0]["state"] if mine else {n: _mean_carry(states, n) for n in states[0]["state"]}
-        self._check_shapes(state)
-        self._stage.drop()
-        for home in (self._stage.kept, self._stage.trial):
-            home.state.clear()
-        self._stage.ledger.reset()
-        self._take(state)
+        state = mine[0]["state"] if mine else _mean_carries(states)
+        layout, stage = self._layout, self._stage
+        for number, entries in state.items():
+            leaf = layout.leaves[number] if number < len(layout.leaves) else None
+            carry = entries.get(PREFIX + "carry")
+            if leaf is None or (carry is not None and carry.shape != leaf.param.shape):
+                where = f"parameter {number}" if leaf is None else leaf.name
+                raise ValueError(f"The state does not fit: {where} is missing or has another shape.")
+        stage.open = False
+        stage.kept.state.clear()
+        stage.ledger.reset()
+        for number, entries in state.items():
+            param = layout.leaves[number].param
+            stage.kept.state[param] = {key: value.to(param.device, copy=True) for key, value in entries.items()}
         if mine:
             groups = mine[0]["groups"]
-            take_over(
-                self._layout, self._stage.ledger, self._stage.kept, self._layout.leaves, groups, self._layout.groups,
-                self.summary(),
-            )  # fmt: skip
+            take_over(layout, stage.ledger, stage.kept, layout.leaves, groups, layout.groups, self.summary())
         else:
-            self._stage.ledger.steps = int(next(iter(states[0]["groups"])).get(f"{PREFIX}steps", 0))
+            stage.ledger.steps = int(states[0]["groups"][0].get(STEPS, 0))
         self._stepper.forget()
-        self._watch.reset()
-
-    def _check_shapes(self, state: dict[int, dict[str, Tensor]]) -> None:
-        leaves = self._layout.leaves
-        for number, entries in state.items():
-            carry = entries.get(PREFIX + "carry")
-            if number >= len(leaves) or (carry is not None and carry.shape != leaves[number].param.shape):
-                where = f"parameter {number}" if number >= len(leaves) else leaves[number].name
-                raise ValueError(f"The state does not fit: {where} is missing or has another shape.")
-
-    def _take(self, state: dict[int, dict[str, Tensor]]) -> None:
-        for number, entries in state.items():
-            param = self._layout.leaves[number].param
-            copies = {key: value.to(param.device, copy=True) for key, value in entries.items()}
-            self._stage.kept.entries(param).update(copies)
-
-    # ------------------------------------------------------------------ what the backward pass calls
-
-    def clip(self, gradients: Gradients, *, last: bool) -> Tensor | None:
-        """Clip a backward pass or a part of it; whether it is bad here, None if it cannot be."""
-        stage, step = self._stage, self._stage.ledger.steps
-        self._stepper.home, self._stepper.ledger = stage.trial, stage.trial_ledger
-        stage.trial_ledger.steps = step
-        report = self._stepper.run(self._layout, None, None, inspect=last and self._measures(), gradients=gradients)
-        if report.measured is not None:
-            self._measured = report.measured
-        return report.skip
-
-    def _measures(self) -> bool:
-        every = self._stepper.metrics_every
-        return every > 0 and (self._stage.ledger.steps % every == 0 or not self._watch.measured)
-
-    @property
-    def needs_all(self) -> bool:
-        """Whether this pass must be seen as a whole: for a norm, metrics, or the tally of what is dropped."""
-        tallies = self._stepper.metrics_every > 0 and self.carry_policy is not True
-        return tallies or self._measures() or any(rule.region.joint for rule in self._layout.rules)
-
-    @property
-    def loss_scale(self) -> Tensor | None:
-        """What the scaler has multiplied the gradients with."""
-        return None if self._scaler is None or not self._scaler.is_enabled() else self._scaler._scale
+        stage.watch.reset()
 
     # ------------------------------------------------------------------ what the optimizer's hooks call
 
@@ -261,58 +222,37 @@ class LocalUClip:
     def run(self, found_inf: Tensor | None, grad_scale: Tensor | None, stale: frozenset[int] = frozenset()) -> Report:
         """The optimizer is about to step on the averaged gradients: keep the carry, unless the step must not count."""
         self._look_around()
-        self._look_for_others()
-        stage = self._stage
-        gradients = [leaf.param.grad for leaf in self._layout.leaves if leaf.param.grad is not None]
-        gradients = [gradient for gradient in gradients if gradient.numel()]
-        skip = None if found_inf is None else (found_inf > 0).reshape(())
+        stage, ledger = self._stage, self._stage.ledger
+        gradients = [gradient for gradient in self._layout.gradients() if gradient is not None and gradient.numel()]
+        skip = None
+        if found_inf is not None:
+            skip = (found_inf > 0).reshape(()).to(ledger.skipped.device)
         if self.nonfinite != "propagate" and gradients:
-            device = stage.ledger.skipped.device
-            largest = [x.to(device, non_blocking=True) for x in torch._foreach_norm(gradients, float("inf"))]
+            largest = torch._foreach_norm(gradients, float("inf"))
+            largest = [x.to(ledger.skipped.device, non_blocking=True) for x in largest]
             bad = ~torch.isfinite(torch.stack(largest)).all()
-            if self.nonfinite == "raise" and bool(bad if skip is None else bad & ~skip):
-                stage.drop()
-                complaint = self._complaint()
-                self._blamed = _copied(self._stepper.agreement.bad_steps)
-                raise complaint
-            skip = bad if skip is None else bad | skip.to(device)
-        host = skip is not None and skip.is_cpu
-        known = bool(skip) if skip is not None and host else None
-        if skip is not None and (known is None or known):
+            if self.nonfinite == "raise":
+                self._complain(bad if skip is None else bad & ~skip)
+            skip = bad if skip is None else bad | skip
+        doubt = skip
+        if skip is not None and skip.is_cpu and not skip:
+            doubt = None  # where it can be read without waiting
+        if doubt is not None:
             for gradient in gradients:
-                gradient.copy_(torch.where(skip.to(gradient.device), 0.0, gradient))
-        if stage.open and known:
-            stage.drop()
-        elif stage.open:
-            idle = [leaf.param for leaf in self._layout.leaves if leaf.param.grad is None]
-            stage.keep(None if known is False or skip is None else skip, idle)
-        ledger = stage.ledger
+                gradient.copy_(torch.where(doubt.to(gradient.device), 0.0, gradient))
+        if stage.open:
+            stage.keep(doubt)
         ledger.steps += 1
-        if self.nonfinite == "raise":
-            self._blamed = _copied(self._stepper.agreement.bad_steps)
         if skip is not None:
             ledger.skipped += skip
             ledger.streak.copy_(torch.where(skip, ledger.streak + 1, 0))
-        if self._measured is not None:
-            self._watch.record(self._measured.metrics, skip, self._measured.step)
-            self._measured = None
+        if stage.measured is not None:
+            stage.watch.record(stage.measured.metrics, skip, stage.measured.step)
+            stage.measured = None
         return Report(skip, None)
 
     def _look_around(self) -> None:
-        """At the first step, refuse a scaler that nobody told of, and warn if a trainer clips as well."""
-        if self._looked:
-            return
-        scaler = calling_scaler()
-        if scaler is not None and scaler is not self._scaler:
-            raise RuntimeError(
-                "A GradScaler steps the optimizer, and LocalUClip was not told of it, so that scaled gradients were "
-                "clipped as if that were their size. Use LocalUClip(model, optimizer, region, scaler=scaler)."
-            )
-        warn_of_clipping()
-        self._looked = True
-
-    def _look_for_others(self) -> None:
-        """Warn of parameters that were added to the optimizer, which no hook sees."""
+        """Warn of parameters that no hook sees; and look, at the first step, who takes it."""
         optimizer = self._optimizer()
         now = 0 if optimizer is None else len(params_of(optimizer))
         if now > self._known:
@@ -321,38 +261,34 @@ class LocalUClip:
                 "and are not clipped. Make the LocalUClip when the optimizer has them all."
             )
             self._known = now
+        if self._looked:
+            return
+        scaler = _foreign.calling_scaler()
+        if scaler is not None and scaler is not self._stage.scaler:
+            raise RuntimeError(
+                "A GradScaler steps the optimizer, and LocalUClip was not told of it, so that scaled gradients were "
+                "clipped as if that were their size. Use LocalUClip(model, optimizer, region, scaler=scaler)."
+            )
+        _foreign.warn_of_clipping()
+        self._looked = True
 
-    def _complaint(self) -> Exception:
-        counts: Any = self._stepper.agreement.bad_steps
-        new = [] if counts is None else (counts if self._blamed is None else counts - self._blamed).tolist()
-        names = [leaf.name for leaf, count in zip(self._layout.leaves, new, strict=False) if count]
+    def _complain(self, bad: Tensor) -> None:
+        """Raise an error if this is true, on all ranks, and say which parameters are new among those not finite."""
+        before, self._blamed = self._blamed, self.nonfinite_parameters()
+        if not bad:
+            return
+        self._stage.open = False
+        names = [name for name, count in self._blamed.items() if count > before.get(name, 0)]
         where = f"here: {'; '.join(names[:5])}" if names else "on another rank"
-        return NonFiniteGradientError(
+        raise NonFiniteGradientError(
             f"Step {self._stage.ledger.steps}: a gradient is not finite, {where}. The carry is unchanged. Skip the "
             'batch (optimizer.zero_grad()), or use nonfinite="skip".'
         )
 
-    def prepare(self) -> None:
-        """Nothing of ours is in the optimizer's state."""
+    def _ignore(self, *args: Any, **options: Any) -> None:
+        """Nothing of ours is in the optimizer's state, so there is nothing to do when that changes."""
 
-    def settle(self, optimizer: Optimizer) -> None:
-        """Nothing of ours is in the optimizer's state."""
-
-    def refresh(self) -> None:
-        """Groups that are added later are not clipped; a step says so."""
-
-    def adopt(self, optimizer: Optimizer, *, marked: bool) -> None:
-        """Nothing of ours is in the optimizer's state."""
-
-    def check(self) -> None:
-        """Metrics are looked at when they are read."""
-
-
-def _checked(optimizer: Any) -> tuple[list[Optimizer], list[Any], Any]:
-    optimizers, groups, split = _foreign.parse(optimizer)
-    if len(optimizers) != 1:
-        raise TypeError("LocalUClip needs the model and one optimizer: LocalUClip(model, optimizer, region).")
-    return optimizers, groups, split
+    prepare = settle = refresh = adopt = check = _ignore
 
 
 def _check_model(model: Any, leaves: list[Leaf]) -> nn.Module:
@@ -380,19 +316,10 @@ def _check_model(model: Any, leaves: list[Leaf]) -> nn.Module:
     return model
 
 
-def _mean_carry(states: list[dict[str, Any]], number: int) -> dict[str, Tensor]:
-    carries = [state["state"].get(number, {}).get(PREFIX + "carry") for state in states]
-    found = [carry for carry in carries if carry is not None]
-    return {PREFIX + "carry": torch.stack(found).sum(0) / len(states)} if found else {}
-
-
-def _copied(counts: Tensor | None) -> Tensor | None:
-    return None if counts is None else counts.clone()
-
-
-def _on_host(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.cpu()
-    if isinstance(value, dict):
-        return {key: _on_host(entry) for key, entry in value.items()}
-    return [_on_host(entry) for entry in value] if isinstance(value, list) else value
+def _mean_carries(states: list[dict[str, Any]]) -> dict[int, dict[str, Tensor]]:
+    """The mean over the ranks for each parameter; a rank that has no carry yet counts as zero."""
+    key, mean = PREFIX + "carry", {}
+    for number in states[0]["state"]:
+        found = [state["state"][number][key] for state in states if key in state["state"].get(number, {})]
+        mean[number] = {key: torch.stack(found).sum(0) / len(states)} if found else {}
+    return mean

@@ -25,6 +25,11 @@ class NotRecordableError(Exception):
     """The function asked for something that a program cannot do; the pure function can."""
 
 
+def _binary(name: str, dtype: torch.dtype | None = None) -> Any:
+    """A method that notes an operation with another operand; ``dtype`` is the result's, where it is another one."""
+    return lambda self, other: self.tape.operation(name, (self, other), dtype)
+
+
 class Symbol:
     """An array, or a number known only at each step, in a function that is being recorded."""
 
@@ -36,56 +41,29 @@ class Symbol:
         """The array whose memory this is another view of."""
         self.shape = () if dtype is None else ("n",)
 
-    def _do(self, name: str, *operands: Any, dtype: Any = None) -> "Symbol":
-        return self.tape.operation(name, operands, dtype)
-
-    def __add__(self, other: Any) -> "Symbol":
-        return self._do("add", self, other)
-
-    def __sub__(self, other: Any) -> "Symbol":
-        return self._do("sub", self, other)
-
-    def __mul__(self, other: Any) -> "Symbol":
-        return self._do("mul", self, other)
-
-    def __truediv__(self, other: Any) -> "Symbol":
-        return self._do("div", self, other)
-
-    def __neg__(self) -> "Symbol":
-        return self._do("neg", self)
-
-    __radd__, __rmul__ = __add__, __mul__
-
-    def __ge__(self, other: Any) -> "Symbol":
-        return self._do("ge", self, other, dtype=torch.bool)
-
-    def __gt__(self, other: Any) -> "Symbol":
-        return self._do("gt", self, other, dtype=torch.bool)
-
-    def __lt__(self, other: Any) -> "Symbol":
-        return self._do("lt", self, other, dtype=torch.bool)
-
-    def __eq__(self, other: object) -> "Symbol":  # type: ignore[override]
-        return self._do("eq", self, other, dtype=torch.bool)
-
-    def __ne__(self, other: object) -> "Symbol":  # type: ignore[override]
-        return self._do("ne", self, other, dtype=torch.bool)
-
+    __add__ = __radd__ = _binary("add")
+    __sub__ = _binary("sub")
+    __mul__ = __rmul__ = _binary("mul")
+    __truediv__ = _binary("div")
+    __xor__ = _binary("bitwise_xor")
+    __rshift__ = _binary("bitwise_right_shift")
+    __ge__ = _binary("ge", torch.bool)
+    __gt__ = _binary("gt", torch.bool)
+    __lt__ = _binary("lt", torch.bool)
+    __eq__ = _binary("eq", torch.bool)
+    __ne__ = _binary("ne", torch.bool)
     __hash__ = object.__hash__
 
+    def __neg__(self) -> "Symbol":
+        return self.tape.operation("neg", (self,))
+
     def __and__(self, other: Any) -> "Symbol":
-        return self if other is True else self._do("bitwise_and", self, other)
+        return self if other is True else self.tape.operation("bitwise_and", (self, other))
 
     __rand__ = __and__
 
     def __invert__(self) -> "Symbol":
-        return self._do("bitwise_not", self) if self.dtype is not None else self.tape.number("not", self)
-
-    def __xor__(self, other: Any) -> "Symbol":
-        return self._do("bitwise_xor", self, other)
-
-    def __rshift__(self, other: Any) -> "Symbol":
-        return self._do("bitwise_right_shift", self, other)
+        return self.tape.operation("bitwise_not", (self,)) if self.dtype is not None else self.tape.number("not", self)
 
     def __bool__(self) -> bool:
         raise NotRecordableError("a choice that depends on values")
@@ -101,6 +79,11 @@ class _Line(NamedTuple):
 
 _NUMBERS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "ge": ">=", "gt": ">", "lt": "<"}
 """Operations between numbers, as Python writes them."""
+
+
+def _noted(name: str) -> Any:
+    """A method that notes an operation of torch's with the same name and arguments."""
+    return lambda self, *operands: self.operation(name, operands)
 
 
 class Recorder:
@@ -140,25 +123,11 @@ class Recorder:
             return x if condition else y
         return self.operation("where", (condition, x, y))
 
-    def clip(self, x: Any, low: Any, high: Any) -> Any:
-        """``x`` held between two numbers or arrays."""
-        return self.operation("clip", (x, low, high))
-
-    def abs(self, x: Any) -> Any:
-        """The absolute value."""
-        return self.operation("abs", (x,))
-
-    def sign(self, x: Any) -> Any:
-        """-1, 0 or 1."""
-        return self.operation("sign", (x,))
-
-    def sqrt(self, x: Any) -> Any:
-        """The root."""
-        return self.operation("sqrt", (x,))
-
-    def lerp(self, start: Any, end: Any, weight: Any) -> Any:
-        """The point at ``weight`` of the way from ``start`` to ``end``."""
-        return self.operation("lerp", (start, end, weight))
+    clip = _noted("clip")
+    abs = _noted("abs")
+    sign = _noted("sign")
+    sqrt = _noted("sqrt")
+    lerp = _noted("lerp")
 
     def isfinite(self, x: Any) -> Any:
         """Which entries are finite: NaN and infinity are not below infinity."""

@@ -5,13 +5,11 @@ tensors to different ranks, which only its process group tells.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
-
-_groups: dict[tuple[int, ...], Any] = {}
-"""Process groups made here, by their ranks."""
 
 
 @dataclass(frozen=True)
@@ -33,32 +31,30 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "placements")
 
 
-def local(tensor: Tensor) -> Tensor:
+def local(tensor: Any) -> Tensor:
     """This rank's part of a ``DTensor``, in the same memory; any other tensor as it is."""
     if not is_sharded(tensor):
         return tensor
-    part: Any = tensor.to_local()  # type: ignore[attr-defined]
+    part = tensor.to_local()
     return part.wait() if hasattr(part, "trigger_wait") else part
 
 
-def local_gradient(param: Tensor, name: str) -> Tensor | None:
+def local_gradient(param: Any, name: str) -> Tensor | None:
     """This rank's part of a parameter's gradient, which must lie as the parameter does."""
-    gradient: Any = param.grad
+    gradient = param.grad
     if gradient is None or not is_sharded(gradient):
         return gradient
-    if any(placement.is_partial() for placement in gradient.placements):
-        raise TypeError(
-            f"The gradient of {name} is a sum over ranks that has not been taken yet (placements "
-            f"{tuple(gradient.placements)}): clipped parts do not add up to a clipped sum. Take it before the step: "
-            "param.grad = param.grad.redistribute(placements=param.placements)."
-        )
-    if is_sharded(param) and tuple(gradient.placements) != tuple(param.placements):  # type: ignore[attr-defined]
-        raise TypeError(
-            f"The gradient of {name} is placed as {tuple(gradient.placements)}, the parameter as "
-            f"{tuple(param.placements)}: bring it there before the step, "  # type: ignore[attr-defined]
-            "param.grad = param.grad.redistribute(placements=param.placements)."
-        )
-    return local(gradient)
+    placed = tuple(gradient.placements)
+    if any(placement.is_partial() for placement in placed):
+        problem = "is a sum over ranks that has not been taken yet: clipped parts do not add up to a clipped sum"
+    elif is_sharded(param) and placed != tuple(param.placements):
+        problem = f"is not placed as the parameter, which has {tuple(param.placements)}"
+    else:
+        return local(gradient)
+    raise TypeError(
+        f"The gradient of {name}, with placements {placed}, {problem}. Before the step call "
+        "param.grad = param.grad.redistribute(placements=param.placements)."
+    )
 
 
 def put_gradient(param: Tensor, gradient: Tensor) -> None:
@@ -73,7 +69,7 @@ def put_gradient(param: Tensor, gradient: Tensor) -> None:
     param.grad = gradient
 
 
-def laid_like(values: Tensor, param: Tensor) -> Tensor:
+def laid_like(values: Tensor, param: Any) -> Tensor:
     """This rank's part of an array of a parameter's whole shape."""
     if not is_sharded(param):
         return values
@@ -81,11 +77,10 @@ def laid_like(values: Tensor, param: Tensor) -> Tensor:
         return local(values)
     from torch.distributed.tensor import distribute_tensor
 
-    mesh, placements = param.device_mesh, param.placements  # type: ignore[attr-defined]
-    return local(distribute_tensor(values, mesh, placements, src_data_rank=None))
+    return local(distribute_tensor(values, param.device_mesh, param.placements, src_data_rank=None))
 
 
-def spread_of(params: list[Tensor], names: list[str], process_group: Any) -> Spread | None:
+def spread_of(params: list[Any], names: list[str], process_group: Any) -> Spread | None:
     """How parameters lie on ranks; None if every rank has all of them."""
     meshes: list[Any] = []
     for param, name in zip(params, names, strict=True):
@@ -94,23 +89,23 @@ def spread_of(params: list[Tensor], names: list[str], process_group: Any) -> Spr
                 f"{name} belongs to FullyShardedDataParallel, which hides from an optimizer what it holds. Use FSDP2: "
                 "torch.distributed.fsdp.fully_shard(model)."
             )
-        if is_sharded(param):
-            if any(placement.is_partial() for placement in param.placements):  # type: ignore[attr-defined]
-                raise TypeError(f"{name} has a Partial placement: parameters must be sharded or replicated.")
-            meshes += [param.device_mesh] if param.device_mesh not in meshes else []  # type: ignore[attr-defined]
+        if not is_sharded(param):
+            continue
+        if any(placement.is_partial() for placement in param.placements):
+            raise TypeError(f"{name} has a Partial placement: parameters must be sharded or replicated.")
+        if param.device_mesh not in meshes:
+            meshes.append(param.device_mesh)
     if process_group is not None:
         if meshes:
             raise ValueError("Leave process_group out: these parameters are DTensors, which know their ranks.")
-        return Spread(
-            process_group, dist.get_rank(process_group), dist.get_world_size(process_group), (True,) * len(params), True
-        )
+        rank, size = dist.get_rank(process_group), dist.get_world_size(process_group)
+        return Spread(process_group, rank, size, counted=(True,) * len(params), whole=True)
     if not meshes:
         return None
     mesh = _spanning(meshes)
     group, ranks = _group_of(mesh), _ranks(mesh)
-    first = min(ranks)
-    counted = tuple(_counts(param, first) for param in params)
-    return Spread(group, dist.get_rank(group), len(ranks), counted, False)
+    counted = tuple(_counts(param, ranks[0]) for param in params)
+    return Spread(group, dist.get_rank(group), len(ranks), counted, whole=False)
 
 
 def _ranks(mesh: Any) -> list[int]:
@@ -123,7 +118,7 @@ def _spanning(meshes: list[Any]) -> Any:
     for mesh in meshes:
         if wanted <= set(_ranks(mesh)):
             return mesh
-    # Along a dimension that none of them has, such as the stages of a pipeline, are other parameters.
+    # Not simply all ranks: along a dimension that none has, such as the stages of a pipeline, are other parameters.
     root = meshes[0]._get_root_mesh() if hasattr(meshes[0], "_get_root_mesh") else None
     used = {name for mesh in meshes for name in mesh.mesh_dim_names or ()}
     if root is not None and used and used <= set(root.mesh_dim_names or ()):
@@ -137,15 +132,19 @@ def _spanning(meshes: list[Any]) -> Any:
 
 
 def _group_of(mesh: Any) -> Any:
-    """The process group of all ranks of a mesh; made if there is none, by all of them at the same time."""
+    """The process group of all ranks of a mesh."""
     if mesh.ndim == 1:
         return mesh.get_group()
     ranks = tuple(_ranks(mesh))
     if ranks == tuple(range(dist.get_world_size())):
         return dist.group.WORLD
-    if ranks not in _groups:
-        _groups[ranks] = dist.new_group(list(ranks), use_local_synchronization=True)
-    return _groups[ranks]
+    return _new_group(ranks)
+
+
+@cache
+def _new_group(ranks: tuple[int, ...]) -> Any:
+    """Made once, by all of these ranks at the same time."""
+    return dist.new_group(list(ranks), use_local_synchronization=True)
 
 
 def _counts(param: Any, first: int) -> bool:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from carryclip import _checks
 from carryclip.algorithm import Buffers, Feed, Rule, find_rule
 from carryclip.diagnosis import warn_user
-from carryclip.torch._layout import Group, Layout, Leaf
+from carryclip.torch._layout import Group, Layout, Leaf, Places
 from carryclip.torch._shards import local
 
 PREFIX = "uclip_"
@@ -27,20 +27,24 @@ DROPPED = PREFIX + "dropped"
 FEED = PREFIX + "feed"
 FEED_COUNT = PREFIX + "feed_count"
 
+KEYS = {name: PREFIX + name for name in Buffers._fields}
+
 Entries = dict[str, Any]
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The real type of the buffers for gradients of ``dtype``: float64 for float64, otherwise float32."""
-    if dtype == torch.float32:
-        return dtype
     return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
 
 
 def averages_of(rule: Rule) -> str:
     """What the running averages of a rule mean; those of another meaning cannot be gone on with."""
-    kinds = [type(rule.region.estimator).__name__] if rule.region.estimator is not None else []
-    return " ".join([*kinds, "feed"] if rule.gates_coordinates else kinds) or "none"
+    kinds = []
+    if rule.region.estimator is not None:
+        kinds.append(type(rule.region.estimator).__name__)
+    if rule.gates_coordinates:
+        kinds.append("feed")
+    return " ".join(kinds) or "none"
 
 
 class OwnHome:
@@ -69,40 +73,36 @@ class OptimizerHome:
         self.optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
         self.waiting: dict[Tensor, Entries] = {}
         """New entries of optimizers that have not taken their step."""
-        self._owner: dict[Tensor, weakref.ref[Optimizer]] = {}
 
-    def _state(self, param: Tensor) -> Entries | None:
-        """What the optimizer keeps for a parameter; None if nothing yet."""
-        if param not in self._owner:
-            live = [(ref, ref()) for ref in self.optimizers]
-            self._owner = {p: ref for ref, optimizer in live if optimizer is not None for p in params_of(optimizer)}
-        optimizer = self._owner[param]()
-        return None if optimizer is None else optimizer.state.get(param) or None
+    def _state(self, param: Tensor) -> Entries:
+        """What the optimizer keeps for a parameter; empty if nothing yet."""
+        for ref in self.optimizers:
+            optimizer = ref()
+            if optimizer is not None and optimizer.state.get(param):
+                return optimizer.state[param]
+        return {}
 
     def entries(self, param: Tensor) -> Entries:
         """The entries of one parameter, wherever they are now."""
         state = self._state(param)
-        if state is None:
+        if not state:
             return self.waiting.setdefault(param, {})
-        if self.waiting and param in self.waiting:  # a step that raised has left them behind
+        if param in self.waiting:  # a step that raised has left them behind
             state.update(self.waiting.pop(param))
         return state
 
     def peek(self, param: Tensor) -> Entries:
         """The entries of one parameter, to read only."""
-        return self.waiting.get(param) or self._state(param) or {}
+        return self.waiting.get(param) or self._state(param)
 
     def settle(self, optimizer: Optimizer) -> None:
         """Move waiting entries in, now that the optimizer has its own.
 
         A parameter without a gradient took no part in the step: if it has no state yet, it still has to be set up.
         """
-        for param in [p for p in self.waiting if self._owner[p]() is optimizer]:
-            if param.grad is None and not optimizer.state.get(param):
-                continue
-            entries = self.waiting.pop(param)
-            if entries:
-                optimizer.state[param].update(entries)
+        for param in params_of(optimizer):
+            if self.waiting.get(param) and (param.grad is not None or optimizer.state.get(param)):
+                optimizer.state[param].update(self.waiting.pop(param))
 
     def forget(self, optimizer: Optimizer) -> None:
         """Drop waiting entries, because a checkpoint replaces them."""
@@ -110,27 +110,22 @@ class OptimizerHome:
             self.waiting.pop(param, None)
 
 
+Home = OwnHome | OptimizerHome
+
+
 def params_of(optimizer: Optimizer) -> list[Tensor]:
     """The optimizer's parameters in order, as often as they occur."""
     return [param for group in optimizer.param_groups for param in group["params"]]
 
 
-def is_marked_group(group: Group) -> bool:
-    """Whether U-Clip has written into a param group, of an optimizer or of a checkpoint."""
-    return REGION in group
-
-
 def is_marked(optimizer: Optimizer) -> bool:
     """Whether U-Clip has written into an optimizer's param groups."""
-    return any(map(is_marked_group, optimizer.param_groups))
+    return any(REGION in group for group in optimizer.param_groups)
 
 
 def has_stepped(optimizer: Optimizer) -> bool:
     """Whether there is a state that steps have left; Adagrad sets its own up before the first."""
     return any(float(entries.get("step", 1)) > 0 for entries in optimizer.state.values() if entries)
-
-
-KEYS = {name: PREFIX + name for name in Buffers._fields}
 
 
 class Storage(NamedTuple):
@@ -172,12 +167,8 @@ def buffers_of(entries: Entries, names: Iterable[str], param: Tensor, dtype: tor
     """The buffers of one parameter, created as zeros where missing. Complex parameters are seen as pairs of reals."""
     found = {}
     for name in names:
-        key = KEYS[name]
+        key, kind = KEYS[name], storage.kind(name, param, dtype)
         value = entries.get(key)
-        if value is not None and value.dtype == dtype and storage is AS_COMPUTED and not param.is_complex():
-            found[name] = value  # nearly always
-            continue
-        kind = storage.kind(name, param, dtype)
         if value is None:
             like = local(param).new_empty(()) if name == "count" else param
             value = entries[key] = torch.zeros_like(like, dtype=kind, requires_grad=False)
@@ -198,8 +189,8 @@ class Ledger:
         self.steps = 0
         self.skipped = torch.zeros((), dtype=torch.int64, device=device)
         # A sum over a long run, to which each step adds little: in float32 it would stand still some day.
-        double = device.type in ("cpu", "cuda")
-        self.dropped = torch.zeros((), dtype=torch.float64 if double else torch.float32, device=device)
+        widest = torch.float64 if device.type in ("cpu", "cuda") else torch.float32
+        self.dropped = torch.zeros((), dtype=widest, device=device)
         self.streak = torch.zeros((), dtype=torch.int64, device=device)
         """Skipped steps in a row, for the warning; not saved."""
         self.feed: Feed | None = None
@@ -228,18 +219,14 @@ class Ledger:
         if layout.joint is None or not layout.joint.gates_scopes:
             return
         double = any(wide(leaf.param.dtype) == torch.float64 for leaf in layout.leaves if leaf.scope >= 0)
-        size, device = len(layout.scopes), self.skipped.device
-        self.feed = Feed(
-            torch.zeros(size, dtype=torch.float64 if double else torch.float32, device=device),
-            torch.zeros(size, dtype=torch.int64, device=device),
-        )
+        count = self.skipped.new_zeros(len(layout.scopes))
+        self.feed = Feed(count.to(torch.float64 if double else torch.float32), count)
         if old is None or before is None:
             return
         # Rules may have other numbers now; the same vector is the one of an equal rule with the same name.
-        places = {(rule, name): k for k, (rule, name) in enumerate(old.scopes)}
+        places: dict[Any, int] = {scope: k for k, scope in enumerate(old.scopes)}
         for k, (rule, name) in enumerate(layout.scopes):
-            same = find_rule(old.rules, layout.rules[rule])
-            place = None if same is None else places.get((same, name))
+            place = places.get((find_rule(old.rules, layout.rules[rule]), name))
             if place is not None:
                 self.feed.average[k] = before.average[place]
                 self.feed.count[k] = before.count[place]
@@ -250,12 +237,14 @@ class Ledger:
             for key in [key for key in group if key.startswith(PREFIX)]:
                 del group[key]
             group.update({REGION: region, STEPS: self.steps, SKIPPED: self.skipped, DROPPED: self.dropped})
-            if place is not None:
-                group[AVERAGES] = averages_of(layout.rules[place[0]])
-                if self.feed is not None and layout.rules[place[0]].gates_scopes:
-                    group.update({FEED: self.feed.average[place[1]], FEED_COUNT: self.feed.count[place[1]]})
+            if place is None:
+                continue
+            rule, scopes = layout.rules[place[0]], place[1]
+            group[AVERAGES] = averages_of(rule)
+            if self.feed is not None and rule.gates_scopes:
+                group.update({FEED: self.feed.average[scopes], FEED_COUNT: self.feed.count[scopes]})
 
-    def read(self, groups: list[Group], places: list[tuple[int, slice] | None]) -> bool:
+    def read(self, groups: list[Group], places: Places) -> bool:
         """Take the scalars over from param groups; False if a gate's memory did not fit and starts anew."""
         fits = True
         for group, place in zip(groups, places, strict=True):
@@ -264,47 +253,45 @@ class Ledger:
             self.steps = int(group[STEPS])
             self.skipped.copy_(group[SKIPPED])
             self.dropped.copy_(group[DROPPED])
-            feed = self.feed
-            if feed is None or place is None or place[1].start == place[1].stop:
+            if self.feed is None or place is None or place[1].start == place[1].stop:
                 continue
+            average, count = self.feed.average[place[1]], self.feed.count[place[1]]
             saved = group.get(FEED)
-            if saved is None or saved.shape != feed.average[place[1]].shape:
-                feed.average[place[1]], feed.count[place[1]] = 0.0, 0
-                fits = fits and saved is None
+            if saved is not None and saved.shape == average.shape:
+                average.copy_(saved)
+                count.copy_(group[FEED_COUNT])
             else:
-                feed.average[place[1]] = saved.to(feed.average)
-                feed.count[place[1]] = group[FEED_COUNT].to(feed.count)
+                average.zero_()
+                count.zero_()
+                fits = fits and saved is None
         return fits
 
 
 def mend(optimizer: Optimizer, leaves: list[Leaf], storage: Storage, summary: str) -> None:
-    """Undo what a load without U-Clip has done to our buffers, as far as that is possible, and warn."""
+    """Bring loaded buffers back to their own type, and warn of what a load without U-Clip has done to them.
+
+    Such a load casts to the parameter's type (https://github.com/pytorch/pytorch/issues/43706). A float32 carry that
+    was cast to float16 may have become infinite, and would stay so: such entries become 0.
+    """
     damage: set[str] = set()
     for leaf in leaves:
-        damage |= repair(optimizer.state.get(leaf.param, {}), leaf.param, storage)
+        entries = optimizer.state.get(leaf.param, {})
+        for key in [key for key in entries if key.startswith(PREFIX)]:
+            value = entries[key]
+            kind = storage.kind(key.removeprefix(PREFIX), leaf.param, wide(leaf.param.dtype))
+            narrow = value.dtype in (torch.float16, torch.bfloat16, torch.complex32) and value.dtype != kind
+            # Another narrow type than the parameter's was asked for by an earlier run.
+            if narrow and value.dtype == leaf.param.dtype:
+                damage.add(key)
+                if not value.is_complex():
+                    value = value.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+            entries[key] = value.to(kind)
     if damage:
         warn_user(
             f"{summary}: {', '.join(sorted(damage))} had been cast to the parameters' type by a load without U-Clip, "
             "and lost precision; entries that had become infinite are now 0. Attach UClip before "
             "optimizer.load_state_dict()."
         )
-
-
-def repair(entries: Entries, param: Tensor, storage: Storage) -> set[str]:
-    """Bring loaded buffers back to their own type; says what a load without U-Clip has done to them.
-
-    A float32 carry that was cast to float16 may have become infinite, and would stay so: such entries become 0.
-    """
-    damage = set()
-    for key in [key for key in entries if key.startswith(PREFIX)]:
-        value, kind = entries[key], storage.kind(key.removeprefix(PREFIX), param, wide(param.dtype))
-        narrow = value.dtype in (torch.float16, torch.bfloat16, torch.complex32) and value.dtype != kind
-        # A load without U-Clip casts to the parameter's type; any other narrow type was asked for by an earlier run.
-        if narrow and value.dtype == param.dtype:
-            damage.add(key)
-            value = value.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) if not value.is_complex() else value
-        entries[key] = value.to(kind)
-    return damage
 
 
 def drop_unused(entries: Entries, rule: Rule, *, keep_averages: bool) -> None:
@@ -317,10 +304,10 @@ def drop_unused(entries: Entries, rule: Rule, *, keep_averages: bool) -> None:
 def take_over(
     layout: Layout,
     ledger: Ledger,
-    home: OwnHome | OptimizerHome,
+    home: Home,
     leaves: list[Leaf],
     groups: list[Group],
-    places: list[tuple[int, slice] | None],
+    places: Places,
     description: str,
 ) -> None:
     """Read the scalars of ``groups``, and drop averages that mean something else under this clipper's rules."""

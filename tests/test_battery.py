@@ -19,12 +19,13 @@ from cases import (
 )
 from compilers import needs_compiler
 
-TABLE = (
-    [pytest.param("torch", *cell) for cell in CELLS]
-    + [pytest.param("optax", *cell) for cell in OPTAX_CELLS]
-    + [pytest.param("torch compiled", *cell, marks=needs_compiler) for cell in COMPILED_CELLS]
-    + [pytest.param("torch on a device", *cell) for cell in DEVICE_CELLS]
-)
+FEWER = {"optax": OPTAX_CELLS, "torch compiled": COMPILED_CELLS, "torch on a device": DEVICE_CELLS}
+"""Cells of backends for which all would take too long."""
+TABLE = [
+    pytest.param(backend, *cell, marks=[needs_compiler] if backend == "torch compiled" else [])
+    for backend in BACKENDS
+    for cell in FEWER.get(backend, CELLS)
+]
 
 
 def rounded(gradients, dtype):

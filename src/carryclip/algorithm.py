@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from carryclip.carry import CarryPolicy, Gated, Policy, check_policy, policy_of
+from carryclip.carry import CarryPolicy, Policy, check_policy, policy_of
 from carryclip.diagnosis import Diagnosis, Step, diagnose
 from carryclip.precision import debias_weight, fit_for_squares, held, ratio, stochastic, toward_zero, truncate
 from carryclip.regions import Region, check_region
@@ -216,7 +216,7 @@ def decide(
     exact = isinstance(rounding, float) and not rounding
     rest = cut if exact else cut + rounding * xp.where(clipped, radius, norm)
     owed = closed = None
-    if feed is not None and isinstance(policy, Gated):
+    if feed is not None and policy.gated:
         owed = xp.sqrt(totals.carry_sq)
         count = feed.count + 1
         fed = xp.clip(ratio(xp, totals.dot, radius * owed), -1.0, 1.0)
@@ -239,7 +239,7 @@ def age(xp: Any, rule: Rule, count: Any, dtype: Any) -> Age:
     if count is None:
         return Age()
     seen = xp.astype(count + 1, dtype)
-    gate = debias_weight(xp, rule.policy.decay, seen) if isinstance(rule.policy, Gated) else None
+    gate = debias_weight(xp, rule.policy.decay, seen) if rule.policy.gated else None
     estimator = rule.region.estimator
     if estimator is None:
         return Age(gate=gate)
@@ -388,7 +388,7 @@ def _radius(
 def _carried(xp: Any, rule: Rule, raw: Any, rest: Any, buffers: Buffers, clock: Age, radius: Any) -> tuple[Any, Any]:
     """(what is kept of ``rest``, new feed average) under a coordinate-wise rule."""
     policy, average, owed, closed = rule.policy, None, None, None
-    if isinstance(policy, Gated):
+    if policy.gated:
         fed = xp.clip(ratio(xp, raw * xp.sign(buffers.carry), radius), -1.0, 1.0)
         average, closed = _gate(xp, policy, fed, buffers.feed, clock.gate)
         owed = xp.abs(buffers.carry)
@@ -399,7 +399,7 @@ def _carried(xp: Any, rule: Rule, raw: Any, rest: Any, buffers: Buffers, clock: 
     return rest if fraction is None else fraction * rest, average
 
 
-def _gate(xp: Any, policy: Gated, fed: Any, average: Any, weight: Any) -> tuple[Any, Any]:
+def _gate(xp: Any, policy: Policy, fed: Any, average: Any, weight: Any) -> tuple[Any, Any]:
     """(new raw average, whether growth is stopped); ``weight`` is what an average of ones would be."""
     average = policy.decay * average + (1.0 - policy.decay) * fed
     return average, average / weight >= policy.threshold

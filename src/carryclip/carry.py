@@ -22,7 +22,10 @@ class Policy:
     carries: ClassVar[bool] = True
     """False if nothing is kept, so that there is no buffer."""
     gated: ClassVar[bool] = False
-    """True if it follows how the carry is fed: a running average for each norm, or for each coordinate."""
+    """True if it follows how the carry is fed: a running average of ``decay`` for each norm, or for each coordinate.
+    Its gate is closed while that is at or above ``threshold``."""
+    decay: Any
+    threshold: Any
     bounded: ClassVar[bool] = False
     """True if the carry cannot grow without end, so that there is nothing to warn of."""
 
@@ -138,8 +141,8 @@ CarryPolicy = bool | Capped | Leaky | Gated
 
 def check_policy(policy: object) -> CarryPolicy:
     """Return ``policy`` if it is one; otherwise say which there are."""
-    if isinstance(policy, (bool, Capped, Leaky, Gated)):
-        return policy
+    if isinstance(policy, (bool, Policy)):
+        return policy  # type: ignore[return-value]
     if isinstance(policy, type) and issubclass(policy, Policy):
         raise TypeError(f"carry={policy.__name__} is the class: write carry={policy.__name__}(...).")
     raise TypeError(

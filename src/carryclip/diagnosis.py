@@ -38,14 +38,14 @@ class CarryClipWarning(UserWarning):
     """Something that carryclip noticed and that a person should look at; the message names the remedy."""
 
 
-_TRAINERS = {"accelerate", "deepspeed", "lightning", "lightning_fabric", "pytorch_lightning", "transformers"}
-_INNER = {"carryclip", "torch", "jax", "_collections_abc", "collections", "contextlib", "copy", "copyreg", *_TRAINERS}
+FRAMEWORKS = {"carryclip", "torch", "jax", "_collections_abc", "collections", "contextlib", "copy", "copyreg"}
+"""Packages at whose lines no warning points; the front ends add the trainers they know."""
 
 
 def warn_user(message: str) -> None:
     """Warn, pointing at the innermost line outside of carryclip and the frameworks it is called from."""
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _INNER:
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in FRAMEWORKS:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, CarryClipWarning, stacklevel=level + 1)
 

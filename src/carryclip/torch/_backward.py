@@ -273,7 +273,8 @@ class Passes(Source):
             if not (self.stage.open and self._is_continued()):
                 self.stage.begin()
         param = self.leaves[number].param
-        self._aside[number], param.grad = param.grad, None
+        self._aside[number] = param.grad
+        param.grad = None
 
     def _forget_failed(self) -> None:
         """Put back what a pass that has failed found, unless ``zero_grad()`` has been called since."""

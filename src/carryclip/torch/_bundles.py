@@ -1,4 +1,4 @@
-"""Gradients as arrays for the kernels, and the bundles of a step.
+"""Gradients as arrays, bundled for the kernels: which gradients go together, and which kernel gets them.
 
 A *bundle* is all that one kernel works on for one vector: gradients of one rule, scope and type. It is made once and
 kept for as long as gradients look the same; a step only fills in the gradients of its *pieces*: large tensors in
@@ -213,15 +213,17 @@ class Planner:
         """Whether large tensors go through compiled functions."""
         if self.tuning.way not in (None, "compiled"):
             return False
-        pairs = zip(layout.leaves, gradients, strict=True)
+        pairs = [
+            (leaf, gradient) for leaf, gradient in zip(layout.leaves, gradients, strict=True) if gradient is not None
+        ]
         counts = [gradient.numel() for leaf, gradient in pairs if self._is_worth(layout, leaf, gradient)]
         return _compiled.wanted(self.compile, sum(counts))
 
-    def _is_worth(self, layout: Layout, leaf: Leaf, gradient: Tensor | None) -> bool:
+    def _is_worth(self, layout: Layout, leaf: Leaf, gradient: Tensor) -> bool:
         """Whether a gradient is worth a compiled function: where a rule is three operations, only a larger one is."""
         rule = layout.rules[leaf.rule]
         few = rule.region.joint or (type(rule.region) is Component and isinstance(rule.carry, bool))
-        return gradient is not None and gradient.numel() >= (self.tuning.worth if few else self.tuning.small)
+        return gradient.numel() >= (self.tuning.worth if few else self.tuning.small)
 
     def _made(
         self, home: OwnHome | OptimizerHome, layout: Layout, gradients: Gradients, sizes: Sizes, look: tuple[Any, ...]
@@ -244,14 +246,15 @@ class Planner:
             total = sum(gradient.numel() for gradient in gradients if gradient is not None)
             packer.small = max(self.tuning.small, min(total // 20, 1 << 22))
         bundles: list[Bundle] = []
-        for (number, *_, dtype, _, large), members in groups.items():
+        for (number, *_, dtype, device, large), members in groups.items():
             rule = layout.rules[number]
-            bundle = Bundle(rule, members[0][0], dtype, self.kernels.compiled)
-            bundle.rounds = self.storage.rounds(rule)
-            if not large:
-                how = {"host": host, "write": self.write, "rounds": bundle.rounds}
-                bundle.kernel = self.kernels.choose(rule, sizes[number], dtype, **how)
-            opened += self._fill(packer, bundle, members, measures=large and measures)
+            rounds = self.storage.rounds(rule)
+            case = self.kernels.case(
+                rule, sizes[number], dtype, device, host, self.write, rounds, large, large and measures
+            )
+            bundle = Bundle(rule, members[0][0], dtype, self.kernels.choose(case))
+            bundle.rounds = rounds
+            opened += self._fill(packer, bundle, members, bundle.kernel.stretch(case, self.tuning))
             bundles += [bundle] if bundle.pieces else []
         names = [(leaf.param, leaf.rule) for bundle in bundles for leaf in bundle.leaves]
         kept = [
@@ -265,21 +268,14 @@ class Planner:
         self._plans.append(plan)
         return plan
 
-    def _fill(self, packer: Packer, bundle: Bundle, members: list[Member], *, measures: bool) -> list[Leaf]:
+    def _fill(self, packer: Packer, bundle: Bundle, members: list[Member], stretch: int) -> list[Leaf]:
         """Put gradients into a bundle; returned are the parameters whose gradients lie oddly in memory."""
-        if bundle.kernel is self.kernels.listed:
+        if bundle.kernel.whole:
             for leaf, gradient in members:
                 entries = packer.entries(leaf.param)
                 bundle.add_whole(open_up(leaf, gradient, bundle.rule, entries, self.storage, write=True, scale=None))
             return []
-        cut = 0
-        if bundle.kernel is self.kernels.compiled:
-            # A compiled function that measures coordinates keeps arrays in between, and so must see fewer at a time.
-            cut = self.tuning.chunk // 2 if packer.host and measures and bundle.scope == NO_SCOPE else 0
-        elif packer.host:
-            arrays = 1 + sum(name != "count" for name in bundle.rule.buffers)
-            cut = max(2 * self.tuning.chunk // max(arrays, 2), 1)
-        return [leaf for leaf, _ in packer.add(bundle, members, cut=cut)]
+        return [leaf for leaf, _ in packer.add(bundle, members, cut=stretch)]
 
     def _opened(
         self, home: Any, layout: Layout, leaf: Leaf, gradients: Gradients, sizes: Sizes, scale: Tensor | None

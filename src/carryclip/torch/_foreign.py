@@ -18,9 +18,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from carryclip.algorithm import Rule
-from carryclip.diagnosis import warn_user
+from carryclip.diagnosis import FRAMEWORKS, warn_user
+from carryclip.groups import Group
 from carryclip.regions import Norm, Region
-from carryclip.torch._layout import Group
 
 # ------------------------------------------------------------------ what a clipper is given
 
@@ -47,10 +47,7 @@ def parse(target: Any) -> tuple[list[Optimizer], list[Group], Any]:
     if _is_zero(target):
         # It steps the optimizer inside it, which has this rank's share of the parameters.
         if not isinstance(getattr(target, "optim", None), Optimizer):
-            raise TypeError(
-                "ZeroRedundancyOptimizer with overlap_with_ddp=True steps inside the backward pass, where there is "
-                "nothing to hook: leave overlap_with_ddp out."
-            )
+            raise TypeError("ZeroRedundancyOptimizer(overlap_with_ddp=True) has no steps to hook: leave that out.")
         return [_hookable(target.optim)], [], target.process_group
     if _is_optimizer(target):
         return [_hookable(target)], [], None
@@ -83,10 +80,7 @@ def _hookable(optimizer: Any) -> Optimizer:
     if name == "AcceleratedOptimizer":  # Accelerate's wrapper steps the optimizer inside it as it is
         return _hookable(optimizer.optimizer)
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise TypeError(
-            "LBFGS evaluates the gradient many times per step, and a carry would break its line search. Use a "
-            "first-order optimizer such as SGD or AdamW with U-Clip."
-        )
+        raise TypeError("LBFGS evaluates the gradient many times per step, which no carry fits: use SGD or AdamW.")
     if isinstance(optimizer, Optimizer) and all(hasattr(optimizer, registry) for registry in _REGISTRIES):
         return optimizer
     for attribute in _INNER:
@@ -116,10 +110,8 @@ def _groups(items: list[Any]) -> list[Group]:
             params = [param for _, param in params]
         others = {type(param).__name__ for param in params if not isinstance(param, Tensor)}
         if others:
-            raise TypeError(
-                "UClip needs an optimizer, a list of optimizers only, or parameters; the list holds something else: "
-                f"{', '.join(sorted(others))}."
-            )
+            found = ", ".join(sorted(others))
+            raise TypeError(f"UClip needs optimizers only or parameters only; the list holds something else: {found}.")
         groups.append({**group, "params": params, **names})
     return groups
 
@@ -158,20 +150,19 @@ def _owner(param: Tensor) -> Any:
 
 # ------------------------------------------------------------------ who steps the optimizer
 
-_SET_UP = {
-    "_init_optim_state": "torch.distributed.checkpoint",
-    "initialize_optimizer_states": "deepspeed",
-}
+_SET_UP = {"_init_optim_state": "torch.distributed.checkpoint", "initialize_optimizer_states": "deepspeed"}
 """Functions that step with gradients of zero, only so that the optimizer makes its state; and where they are."""
 
 _FRAMEWORKS = ("deepspeed.", "lightning.", "pytorch_lightning.", "torch.amp.", "transformers.")
+"""Modules among whose objects whoever steps the optimizer is looked for."""
+FRAMEWORKS.update({"accelerate", "deepspeed", "lightning", "lightning_fabric", "pytorch_lightning", "transformers"})
 
 
 def makes_state() -> bool:
     """Whether this step is none of the training: a framework takes it to have the optimizer's state made."""
     for frame in _frames():
         place = _SET_UP.get(frame.f_code.co_name)
-        if place is not None and _module(frame).startswith(place):
+        if place is not None and frame.f_globals.get("__name__", "").startswith(place):
             return True
     return False
 
@@ -181,13 +172,12 @@ def owners() -> Iterator[Any]:
     for frame in _frames():
         code = frame.f_code
         is_method = code.co_argcount > 0 and code.co_varnames[0] == "self"
-        if not is_method or not _module(frame).startswith(_FRAMEWORKS):
+        if not is_method or not frame.f_globals.get("__name__", "").startswith(_FRAMEWORKS):
             continue
         names = frame.f_locals
         owner = names.get("self")
         if type(names) is dict:
-            # Before Python 3.13 (PEP 667) this is a copy that the frame keeps, and with it a batch, until the training
-            # is over.
+            # Before Python 3.13 (PEP 667) this is a copy that the frame keeps, and with it a batch, to the very end.
             names.clear()
         if owner is not None:
             yield owner
@@ -198,10 +188,6 @@ def _frames() -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
-
-
-def _module(frame: FrameType) -> str:
-    return frame.f_globals.get("__name__", "")
 
 
 def calling_scaler() -> Any:
@@ -229,8 +215,7 @@ def _clipping_of(owner: Any) -> tuple[str, str] | None:
         limit = owner.args.max_grad_norm
         return f"The trainer clips to max_grad_norm={limit:g}", "TrainingArguments(max_grad_norm=0.0)"
     if kinds & {("lightning", "Trainer"), ("pytorch_lightning", "Trainer")} and owner.gradient_clip_val:
-        limit = owner.gradient_clip_val
-        return f"Trainer(gradient_clip_val={limit}) clips", "Trainer(gradient_clip_val=None)"
+        return f"Trainer(gradient_clip_val={owner.gradient_clip_val}) clips", "Trainer(gradient_clip_val=None)"
     if ("deepspeed", "DeepSpeedEngine") in kinds and owner.gradient_clipping():
         limit = owner.gradient_clipping()
         return f"DeepSpeed's gradient_clipping={limit:g} clips", '"gradient_clipping": 0 in its configuration'

@@ -11,35 +11,23 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from carryclip.diagnosis import warn_user
+from carryclip.groups import GROUP_KEY
 from carryclip.torch._foreign import calling_scaler, makes_state
-from carryclip.torch._layout import GROUP_KEY
 from carryclip.torch._pack import writable
 from carryclip.torch._shards import local
 from carryclip.torch._state import PREFIX, REGION, is_marked, params_of
 from carryclip.torch._step import Report
 
 
-class Clipper(Protocol):
-    """What the hooks ask of the clipper."""
+class _Clipper(Protocol):
+    """What the hooks ask of a clipper; ``Session`` says what each call means."""
 
-    def run(self, found_inf: Tensor | None, grad_scale: Tensor | None, stale: frozenset[int] = ...) -> Report:
-        """Clip now, but for parameters whose gradients were taken in before."""
-        ...
-
-    def prepare(self) -> None:
-        """Make what a step would make, and count nothing: this one is taken only to set the optimizer up."""
-
-    def settle(self, optimizer: Optimizer) -> None:
-        """The optimizer has taken its step."""
-
-    def refresh(self) -> None:
-        """Param groups may have been added."""
-
-    def adopt(self, optimizer: Optimizer, *, marked: bool) -> None:
-        """The optimizer's state was replaced; ``marked`` if U-Clip wrote the checkpoint."""
-
-    def check(self) -> None:
-        """A good moment to look at the metrics."""
+    def run(self, found_inf: Tensor | None, grad_scale: Tensor | None, stale: frozenset[int] = ...) -> Report: ...
+    def prepare(self) -> None: ...
+    def settle(self, optimizer: Optimizer) -> None: ...
+    def refresh(self) -> None: ...
+    def adopt(self, optimizer: Optimizer, *, marked: bool) -> None: ...
+    def check(self) -> None: ...
 
 
 class Hooks:
@@ -51,7 +39,7 @@ class Hooks:
     checkpoints hold the clipper's state as well.
     """
 
-    def __init__(self, clipper: Clipper, optimizers: list[Optimizer], *, observe: bool, saved: bool = True) -> None:
+    def __init__(self, clipper: _Clipper, optimizers: list[Optimizer], *, observe: bool, saved: bool = True) -> None:
         self.clipper = clipper
         self.observe = observe
         self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
@@ -141,14 +129,13 @@ class Hooks:
                 return
         others = [other for ref in self._optimizers if (other := ref()) is not None and other is not optimizer]
         stale: set[int] = set()
-        fresh: list[Optimizer] = []
-        """Other optimizers with gradients that no round has clipped."""
+        fresh: set[Optimizer] = set()  # with gradients that no round has clipped
         for other in others:
-            params = [param for param in params_of(other) if param.grad is not None]
-            unchanged = {id(param) for param in params if self._is_unchanged(param)}
-            stale |= unchanged
-            if any(id(param) not in unchanged for param in params):
-                fresh.append(other)
+            for param in [param for param in params_of(other) if param.grad is not None]:
+                if self._is_unchanged(param):
+                    stale.add(id(param))
+                else:
+                    fresh.add(other)
         self._refuse_scaled(optimizer, fresh)
         self._skip = self.clipper.run(getattr(optimizer, "found_inf", None), None, frozenset(stale)).skip
         self._ahead |= {id(other) for other in fresh}
@@ -166,7 +153,7 @@ class Hooks:
         gradient, version = self._clipped[id(param)]
         return gradient() is param.grad and local(param.grad)._version == version
 
-    def _refuse_scaled(self, optimizer: Optimizer, fresh: list[Optimizer]) -> None:
+    def _refuse_scaled(self, optimizer: Optimizer, fresh: set[Optimizer]) -> None:
         """Complain about gradients that still hold a loss scale, which a norm over all of them must not see."""
         scaled = getattr(optimizer, "grad_scale", None) is not None
         scaler = calling_scaler()
@@ -200,7 +187,9 @@ class Hooks:
 
     def _pass_on_skip(self, optimizer: Optimizer) -> None:
         """Let a fused optimizer skip by itself; the others have received a zero gradient."""
-        if self._skip is None or not _can_skip(optimizer):
+        # A copy of a fused optimizer has lost the attribute that says so, but not its groups' flag.
+        supports = getattr(optimizer, "_step_supports_amp_scaling", False)
+        if self._skip is None or not all(group.get("fused", supports) for group in optimizer.param_groups):
             return
         found_inf = self._skip.to(torch.float32)
         if hasattr(optimizer, "found_inf"):
@@ -248,10 +237,8 @@ class Hooks:
             group.pop(GROUP_KEY, None)
 
     def before_load(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
-        """Set our buffers aside, which ``load_state_dict`` would cast to the parameters' type, and the groups' regions.
-
-        The cast is https://github.com/pytorch/pytorch/issues/43706.
-        """
+        """Set our buffers aside, and the groups' regions."""
+        # They would be cast to the parameters' type: https://github.com/pytorch/pytorch/issues/43706.
         self.clipper.refresh()
         groups = state_dict["param_groups"]
         buffers = []
@@ -272,13 +259,6 @@ class Hooks:
         for group, kept in zip(optimizer.param_groups, regions, strict=True):
             group.update(kept)
         self.clipper.adopt(optimizer, marked=marked)
-
-
-def _can_skip(optimizer: Optimizer) -> bool:
-    """Whether the optimizer honours ``found_inf``; a copy of a fused one has lost the attribute that says so."""
-    supports = getattr(optimizer, "_step_supports_amp_scaling", False)
-    fused = [group.get("fused", supports) for group in optimizer.param_groups]
-    return bool(fused) and all(fused)
 
 
 _attached: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()

@@ -5,13 +5,13 @@
     Listed     constant regions on a device: each line is one launch for a whole list of tensors
     Compiled   the same functions through ``torch.compile``: large arrays, on request
 
-``choose`` takes the first that suits. One more kernel is one more class and one more line there; the battery proves
-each of them equal to the reference.
+``Kernel`` says what each must do. ``Kernels.choose`` takes the first that suits, so that one more is a class here and
+an entry there; the battery proves each of them equal to the reference.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -53,8 +53,68 @@ class Call(NamedTuple):
     inspect: bool
 
 
+class Case(NamedTuple):
+    """Gradients of one rule, scope and type that look for a kernel."""
+
+    rule: Rule
+    sizes: tuple[Any, ...]
+    narrow: torch.dtype
+    """Their type."""
+    device: torch.device
+    host: bool
+    """Values can be read without waiting."""
+    write: bool
+    rounds: bool
+    """Some buffers are stored in fewer bits."""
+    large: bool
+    """They are worth a compiled function, and one is asked for."""
+    inspect: bool
+    """It is for a step that is measured; only said of large ones."""
+
+
+class Kernel(Protocol):
+    """What is asked of a kernel. It writes gradients and buffers, but never counts samples, and decides nothing."""
+
+    whole: bool
+    """True if it takes tensors in their own shapes; otherwise they come flat, small ones end to end."""
+
+    def suits(self, case: Case) -> bool:
+        """Whether it can do this."""
+        ...
+
+    def stretch(self, case: Case, tuning: Tuning) -> int:
+        """How many entries of a large tensor it wants at a time; 0 for all."""
+        ...
+
+    def measure(self, bundle: Bundle, arrays: list[Tensor], *, clear: bool, inspect: bool) -> Sums:
+        """The sums of all arrays together, before anybody has written; ``clear`` says that the carry is 0.
+
+        Numbers on the host, else scalars on the device; ``bad`` is then a flag for each piece. Buffers must stay as
+        they are, since the step may yet be skipped. Gradients may change, unless the step is inspected, if ``apply``
+        knows what to make of them.
+        """
+        ...
+
+    def apply(self, bundle: Bundle, arrays: list[Tensor], call: Call) -> Told:
+        """Write updates and buffers; where ``call.skip`` turns out true, zeros and nothing."""
+        ...
+
+
 class Pure:
     """The pure functions on each piece."""
+
+    whole = False
+
+    def suits(self, case: Case) -> bool:
+        """Always."""
+        return True
+
+    def stretch(self, case: Case, tuning: Tuning) -> int:
+        """On the host what stays in the cache: a gradient and one buffer, or fewer entries of more arrays."""
+        if not case.host:
+            return 0
+        arrays = 1 + sum(name != "count" for name in case.rule.buffers)
+        return max(2 * tuning.chunk // max(arrays, 2), 1)
 
     def measure(self, bundle: Bundle, arrays: list[Tensor], *, clear: bool, inspect: bool) -> Sums:
         """The sums of all pieces together; ``clear`` says that the carry is 0."""
@@ -111,6 +171,14 @@ class Pure:
 class Compiled(Pure):
     """The pure functions through ``torch.compile``; without a compiler that works, as they are."""
 
+    def suits(self, case: Case) -> bool:
+        """For what is large."""
+        return case.large
+
+    def stretch(self, case: Case, tuning: Tuning) -> int:
+        """All; but one that measures coordinates keeps arrays in between, and so must see fewer at a time."""
+        return tuning.chunk // 2 if case.host and case.inspect and not case.rule.region.joint else 0
+
     def measure_one(self, bundle: Bundle, piece: Piece, array: Tensor, clear: bool) -> Sums:
         """The sums of one piece."""
         if not bundle.rule.region.joint or bundle.unit != 1.0 or _compiled.broken():
@@ -142,6 +210,10 @@ class Recorded(Pure):
         self._programs: dict[Any, Any] = {}
         self._scratch: dict[tuple[torch.dtype, int], Tensor] = {}
         """Memory that programs leave to the next ones."""
+
+    def suits(self, case: Case) -> bool:
+        """On the host."""
+        return case.host
 
     def forget(self) -> None:
         """Rules are others from now on."""
@@ -312,12 +384,19 @@ class Listed:
     A step that must not count is undone by arithmetic: its gradients become 0, and so does all that is taken from them.
     """
 
-    @staticmethod
-    def suits(rule: Rule, sizes: tuple[Any, ...]) -> bool:
-        """Whether there is no second look at coordinates, none to be made 0, and no error to raise before writing."""
+    whole = True
+
+    def suits(self, case: Case) -> bool:
+        """Without a second look at coordinates, entries to make 0, an error to raise before writing or a conversion."""
+        rule, radius = case.rule, case.sizes[0]
         simple = rule.region.joint or (type(rule.region) is Component and isinstance(rule.carry, bool))
-        plain = isinstance(sizes[0], float) and (not rule.region.joint or unit_of(sizes[0]) == 1.0)
-        return simple and plain and rule.nonfinite in ("skip", "propagate")
+        plain = isinstance(radius, float) and (not rule.region.joint or unit_of(radius) == 1.0)
+        exact = case.narrow in (torch.float32, torch.float64) and not case.rounds
+        return simple and plain and exact and case.write and rule.nonfinite in ("skip", "propagate")
+
+    def stretch(self, case: Case, tuning: Tuning) -> int:
+        """Whole tensors."""
+        return 0
 
     def measure(self, bundle: Bundle, arrays: list[Tensor], *, clear: bool, inspect: bool) -> Sums:
         """The sums. Under a norm the gradients hold g + carry afterwards, because that would need memory of its own.
@@ -513,17 +592,12 @@ class Kernels:
 
     def __init__(self, tuning: Tuning) -> None:
         self.tuning = tuning
-        self.pure, self.recorded, self.listed, self.compiled = Pure(), Recorded(), Listed(), Compiled()
+        self.case = Case
+        self.pure, self.recorded = Pure(), Recorded()
+        self.by_preference: list[Kernel] = [Compiled(), self.recorded, Listed(), self.pure]
 
-    def choose(
-        self, rule: Rule, sizes: tuple[Any, ...], narrow: torch.dtype, *, host: bool, write: bool, rounds: bool
-    ) -> Any:
-        """The first that suits the ordinary gradients of a rule."""
+    def choose(self, case: Case) -> Kernel:
+        """The first that suits ordinary gradients; unusual ones go to ``pure``."""
         if self.tuning.way == "pure":
             return self.pure
-        if host:
-            return self.recorded
-        wide_enough = narrow in (torch.float32, torch.float64)  # a conversion would need memory
-        if write and wide_enough and not rounds and Listed.suits(rule, sizes):
-            return self.listed
-        return self.pure
+        return next(kernel for kernel in self.by_preference if kernel.suits(case))

@@ -112,9 +112,7 @@ def build(
     if not seen:
         raise ValueError("There are no parameters to clip.")
     if not leaves:
-        raise ValueError(
-            "There is nothing to clip: every group is left alone (None). Give at least one group a region."
-        )
+        raise ValueError("There is nothing to clip: every group is left alone (None). Give one of them a region.")
     _check_radii(layout)
     layout.spread = spread_of([leaf.param for leaf in leaves], [leaf.name for leaf in leaves], process_group)
     if layout.spread is not None:
@@ -152,14 +150,12 @@ def _check_radii(layout: Layout) -> None:
         owner = type(rule.region).__name__
         leaves = [leaf for leaf in layout.leaves if leaf.rule == number]
         for name, size in vars(rule.region).items():
+            if not isinstance(size, (list, tuple, Mapping)):
+                continue
             if isinstance(size, Mapping):
                 _check_keys(owner, size, leaves)
-            elif not isinstance(size, (list, tuple)):
-                continue
             elif len(size) != len(leaves):
-                raise ValueError(
-                    f"{owner}: {name} has {len(size)} values for {len(leaves)} parameters. Give one value each."
-                )
+                raise ValueError(f"{owner}: {name} has {len(size)} values for {len(leaves)} parameters: give one each.")
             for leaf in leaves:
                 fitted(owner, pick(size, leaf), leaf)
 
@@ -168,15 +164,14 @@ def _check_keys(owner: str, size: Mapping[Any, Any], leaves: list[Leaf]) -> None
     shown = [repr(key) if isinstance(key, str) else "a tensor" for key in size]
     for leaf in leaves:
         if leaf.param not in size and leaf.name not in size:
-            keys = ", ".join(shown[:5]) + (", ..." if len(shown) > 5 else "")
             raise ValueError(
-                f"{owner}: the mapping has no radius for {leaf.name}; its keys are {keys}. Use parameters, "
-                "or their names if the optimizer was made from model.named_parameters()."
+                f"{owner}: the mapping has no radius for {leaf.name}; it begins with {', '.join(shown[:5])}. Use "
+                "parameters, or their names if the optimizer was made from model.named_parameters()."
             )
     known = {leaf.name for leaf in leaves} | {id(leaf.param) for leaf in leaves}
-    for key, said in zip(size, shown, strict=True):
+    for key, label in zip(size, shown, strict=True):
         if (key if isinstance(key, str) else id(key)) not in known:
-            raise ValueError(f"{owner}: the mapping has a radius for {said}, which is not among the parameters.")
+            raise ValueError(f"{owner}: the mapping has a radius for {label}, which is not among the parameters.")
 
 
 def pick(size: Any, leaf: Leaf) -> Any:

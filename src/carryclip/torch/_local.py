@@ -235,8 +235,8 @@ class LocalUClip:
                 self._complain(bad if skip is None else bad & ~skip)
             skip = bad if skip is None else bad | skip
         doubt = skip
-        if skip is not None and skip.is_cpu and not skip:
-            doubt = None  # where it can be read without waiting
+        if skip is not None and skip.is_cpu and not skip:  # reading it waits for nothing
+            doubt = None
         if doubt is not None:
             for gradient in gradients:
                 gradient.copy_(torch.where(doubt.to(gradient.device), 0.0, gradient))
@@ -318,7 +318,8 @@ def _check_model(model: Any, leaves: list[Leaf]) -> nn.Module:
 
 def _mean_carries(states: list[dict[str, Any]]) -> dict[int, dict[str, Tensor]]:
     """The mean over the ranks for each parameter; a rank that has no carry yet counts as zero."""
-    key, mean = PREFIX + "carry", {}
+    key = PREFIX + "carry"
+    mean: dict[int, dict[str, Tensor]] = {}
     for number in states[0]["state"]:
         found = [state["state"][number][key] for state in states if key in state["state"].get(number, {})]
         mean[number] = {key: torch.stack(found).sum(0) / len(states)} if found else {}

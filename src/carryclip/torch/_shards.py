@@ -1,7 +1,7 @@
 """Parameters that are spread over ranks: the part that is here, and who counts it in sums over all of them.
 
 A ``DTensor`` (FSDP2, tensor parallel) says by its mesh and placements which entries a rank holds. ZeRO gives whole
-tensors to different ranks, which only its process group tells.
+tensors to different ranks, which only its process group shows.
 """
 
 from dataclasses import dataclass
@@ -85,10 +85,7 @@ def spread_of(params: list[Any], names: list[str], process_group: Any) -> Spread
     meshes: list[Any] = []
     for param, name in zip(params, names, strict=True):
         if getattr(param, "_fsdp_flattened", False):
-            raise TypeError(
-                f"{name} belongs to FullyShardedDataParallel, which hides from an optimizer what it holds. Use FSDP2: "
-                "torch.distributed.fsdp.fully_shard(model)."
-            )
+            raise TypeError(f"{name} is hidden in FullyShardedDataParallel: use FSDP2, that is fully_shard(model).")
         if not is_sharded(param):
             continue
         if any(placement.is_partial() for placement in param.placements):

@@ -73,14 +73,15 @@ class OptimizerHome:
         self.optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
         self.waiting: dict[Tensor, Entries] = {}
         """New entries of optimizers that have not taken their step."""
+        self._owner: dict[Tensor, weakref.ref[Optimizer]] = {}
 
     def _state(self, param: Tensor) -> Entries:
         """What the optimizer keeps for a parameter; empty if nothing yet."""
-        for ref in self.optimizers:
-            optimizer = ref()
-            if optimizer is not None and optimizer.state.get(param):
-                return optimizer.state[param]
-        return {}
+        if param not in self._owner:
+            live = [(ref, ref()) for ref in self.optimizers]
+            self._owner = {p: ref for ref, optimizer in live if optimizer is not None for p in params_of(optimizer)}
+        optimizer = self._owner[param]()
+        return {} if optimizer is None else optimizer.state.get(param, {})
 
     def entries(self, param: Tensor) -> Entries:
         """The entries of one parameter, wherever they are now."""
@@ -100,9 +101,11 @@ class OptimizerHome:
 
         A parameter without a gradient took no part in the step: if it has no state yet, it still has to be set up.
         """
-        for param in params_of(optimizer):
-            if self.waiting.get(param) and (param.grad is not None or optimizer.state.get(param)):
-                optimizer.state[param].update(self.waiting.pop(param))
+        for param in [param for param in self.waiting if self._owner[param]() is optimizer]:
+            if param.grad is not None or optimizer.state.get(param):
+                entries = self.waiting.pop(param)
+                if entries:
+                    optimizer.state[param].update(entries)
 
     def forget(self, optimizer: Optimizer) -> None:
         """Drop waiting entries, because a checkpoint replaces them."""
@@ -157,9 +160,7 @@ def read_storage(carry: Any, moments: Any, params: list[Tensor]) -> Storage:
     asked = {"carry_dtype": carry, "moments_dtype": moments}
     found = [None if _checks.storage(name, kind) is None else torch.bfloat16 for name, kind in asked.items()]
     if any(found) and any(param.is_complex() for param in params):
-        raise ValueError(
-            "There is no complex bfloat16: leave carry_dtype and moments_dtype out for complex parameters."
-        )
+        raise ValueError("There is no complex bfloat16: leave carry_dtype and moments_dtype out.")
     return Storage(*found) if any(found) else AS_COMPUTED
 
 
@@ -302,13 +303,7 @@ def drop_unused(entries: Entries, rule: Rule, *, keep_averages: bool) -> None:
 
 
 def take_over(
-    layout: Layout,
-    ledger: Ledger,
-    home: Home,
-    leaves: list[Leaf],
-    groups: list[Group],
-    places: Places,
-    description: str,
+    layout: Layout, ledger: Ledger, home: Home, leaves: list[Leaf], groups: list[Group], places: Places, now: str
 ) -> None:
     """Read the scalars of ``groups``, and drop averages that mean something else under this clipper's rules."""
     saved = next((group[REGION] for group in groups if REGION in group), None)
@@ -326,8 +321,8 @@ def take_over(
             if leaf.rule == place[0] and (not members or id(leaf.param) in members):
                 drop_unused(home.peek(leaf.param), rule, keep_averages=same)
     kept = ledger.read(groups, places) and kept
-    if saved != description:
+    if saved != now:
         warn_user(
-            f"The optimizer's state was written with {saved}, but this run clips with {description}. The carry is "
+            f"The optimizer's state was written with {saved}, but this run clips with {now}. The carry is "
             f"taken over as it is{'' if kept else '; moments and feed averages start anew'}."
         )

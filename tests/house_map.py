@@ -15,6 +15,7 @@ ROOMS = {
     "torch": "PyTorch",
     "optax": "JAX",
     "theory": "Theory: NumPy alone",
+    "theory/bounds": "Its bounds, one function per result",
     "integrations": "Trainers and loggers",
 }
 

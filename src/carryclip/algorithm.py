@@ -1,4 +1,4 @@
-"""U-Clip, once, for every backend: pure functions over an array namespace.
+"""U-Clip, once, for every backend: measure, decide and apply, pure functions over an array namespace.
 
     measure   one array                 -> partial sums, which add over arrays, groups and ranks
     decide    the sums of each scope    -> a few scalars per scope (scale, part kept, gate)

@@ -1,4 +1,4 @@
-"""The numbers behind the metrics: sums over one array that add up to those of the whole model.
+"""The numbers behind the metrics, as sums that add up to those of the whole model; and warnings that name a remedy.
 
 They answer how much is clipped, how large the carry is against the radius, and whether it is winding up.
 """

@@ -1,4 +1,4 @@
-"""JAX under the names the algorithm uses."""
+"""JAX under the names the algorithm uses: array functions, and sums over arrays."""
 
 from collections.abc import Iterable
 from typing import Any

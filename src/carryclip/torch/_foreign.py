@@ -1,4 +1,4 @@
-"""What is known of others' code: what a clipper can be attached to, who steps the optimizer, and who clips as well.
+"""What is known of others (Lightning, Hugging Face, Accelerate, DeepSpeed, ZeRO): targets, who steps, who clips too.
 
 Frameworks leave no trace on the optimizer they step, so they are looked for among the callers, once. Errors say what to
 pass instead.

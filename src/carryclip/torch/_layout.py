@@ -1,4 +1,4 @@
-"""Which parameters are clipped, by which rule, as part of which vector."""
+"""Which parameters are clipped, by which rule, in which scope: the table of scopes is made here."""
 
 from collections import Counter
 from collections.abc import Hashable, Mapping

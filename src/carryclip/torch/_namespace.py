@@ -1,4 +1,4 @@
-"""PyTorch under the names the algorithm uses."""
+"""PyTorch under the names the algorithm uses: array functions, and sums over arrays."""
 
 import math
 from collections.abc import Iterable

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import carryclip.optax
-from carryclip import EWMA, Adaptive, Capped, Component, Norm
+from carryclip import EWMA, Adaptive, Capped, Component, Gated, Norm
 from carryclip.torch import UClip
 from compilers import needs_compiler
 from seam import as_on_a_device, force
@@ -227,3 +227,66 @@ def test_on_a_device_the_limits_are_each_vectors_own_too():
     as_on_a_device(clipper)
     clipper.clip_()
     assert clipper.carry(params[0])[0].item() == pytest.approx(0.499, abs=1e-6)
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_buffers_whose_memory_was_replaced_are_seen(number):
+    """``value.data = value.data.to(...)`` keeps the tensor and gives it other memory, alone or in a pack."""
+    params = [parameter(3) for _ in range(number)]
+    optimizer = torch.optim.SGD(params, lr=1.0)
+    clipper = UClip(optimizer, Component(1.0), metrics_every=0)
+    for k in range(2):
+        for p in params:
+            p.grad = torch.full((3,), 3.0)
+        optimizer.step()
+        if k == 0:
+            for entries in optimizer.state.values():
+                for value in entries.values():
+                    value.data = value.data.clone()
+    assert all(clipper.carry(p).tolist() == [4.0] * 3 for p in params)
+
+
+def test_numbers_of_numpy_are_numbers():
+    for region, carry in [
+        (Component(np.float64(0.5)), Capped(np.float64(3.0))),
+        (Component(0.5), Gated(cap=np.float64(5.0))),
+        (Adaptive(1, 1, EWMA(decay=np.float64(0.9)), min_radius=np.float64(0.1)), True),
+    ]:
+        p = parameter(3)
+        clipper = UClip([p], region, carry=carry)
+        for _ in range(3):
+            p.grad = torch.full((3,), 2.0)
+            clipper.clip_()
+        assert torch.isfinite(p.grad).all()
+
+
+def test_a_parameter_may_get_another_shape_under_plain_clipping():
+    p, q = parameter(3), parameter(2)
+    optimizer = torch.optim.SGD([p, q], lr=1.0)
+    UClip(optimizer, Component(1.0), carry=False)
+    for count in (3, 5):
+        p.data = torch.zeros(count)
+        p.grad, q.grad = torch.full((count,), 4.0), torch.ones(2)
+        optimizer.step()
+        assert p.tolist() == [-1.0] * count
+
+
+def test_inference_mode_comes_and_goes_under_plain_clipping():
+    p, q = parameter(3), parameter(2)
+    clipper = UClip([p, q], Component(1.0), carry=False)
+    for mode in (True, False):
+        with torch.inference_mode(mode):
+            p.grad, q.grad = torch.full((3,), 4.0), torch.ones(2)
+            clipper.clip_()
+            assert p.grad.tolist() == [1.0] * 3
+
+
+def test_a_gradient_whose_minus_is_left_to_whoever_reads_it():
+    p = nn.Parameter(torch.zeros(()))
+    clipper = UClip([p], Component(1.0))
+    z = torch.tensor(3.0 + 2.0j)
+    (torch.complex(torch.zeros(()), p).conj() * z).real.backward()
+    raw = p.grad.resolve_neg().item()
+    clipper.clip_()
+    assert p.grad.item() + clipper.carry(p).item() == raw
+    assert abs(p.grad.item()) <= 1.0

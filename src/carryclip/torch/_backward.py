@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from carryclip.carry import CarryPolicy
 from carryclip.torch._layout import Gradients, Layout
+from carryclip.torch._pack import writable
 from carryclip.torch._state import Ledger, OwnHome
 from carryclip.torch._step import Measured, Stepper
 from carryclip.torch._watch import Watch
@@ -300,7 +301,11 @@ class Passes(Source):
         if ended != self._pass:
             raise RuntimeError(_NESTED)
         aside, self._aside = self._aside, {}
-        gradients: Gradients = [leaf.param.grad if leaf.number in aside else None for leaf in self.leaves]
+        gradients: Gradients = [None] * len(self.leaves)
+        for number in aside:
+            param = self.leaves[number].param
+            if param.grad is not None:
+                gradients[number] = writable(param, param.grad)  # here, because others are added to what is clipped
         brought = [gradient for gradient in gradients if gradient is not None]
         if brought:
             self.stage.clip(gradients, brought, last=True)

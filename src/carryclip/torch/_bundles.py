@@ -6,6 +6,7 @@ stretches, small ones end to end. Whatever looks unusual (sparse, complex, expan
 every step.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -131,6 +132,8 @@ class Plan(NamedTuple):
     """Parameters whose gradients are opened anew at every step."""
     kept: list[tuple[Tensor, str, Tensor]]
     """The entries of the state that the bundles hold: parameter, key and buffer."""
+    memory: list[int]
+    """Where each of these lies, if it is an ordinary tensor: ``buffer.data = ...`` gives it other memory."""
     rounding: list[float]
     """How far, relative to its size, rounding to the narrowest gradient's type may move each scope's update."""
     held: list[bool]
@@ -142,11 +145,14 @@ class Plan(NamedTuple):
         if isinstance(home, OptimizerHome):
             optimizer = home.optimizers[0]()
             if home.waiting or len(home.optimizers) > 1 or optimizer is None:
-                return all([home.peek(param).get(key) is buffer for param, key, buffer in self.kept])
+                same = [home.peek(param).get(key) is buffer for param, key, buffer in self.kept]
+                return all(same) and _places(self.kept) == self.memory
             state: Any = optimizer.state
         else:
             state = home.state
-        return all([param in state and state[param].get(key) is buffer for param, key, buffer in self.kept])
+        if not all([param in state and state[param].get(key) is buffer for param, key, buffer in self.kept]):
+            return False
+        return _places(self.kept) == self.memory
 
 
 class Planner:
@@ -159,12 +165,15 @@ class Planner:
         self.write = write
         self.compile: CompileMode = compile
         self._plans: list[Plan] = []
+        self._memory: dict[torch.dtype, Tensor] = {}
+        """In which small gradients lie end to end during a step."""
         self._constant: tuple[Layout, Sizes] | None = None
         """The layout whose regions have only constants, and these."""
 
     def forget(self) -> None:
         """Buffers come from elsewhere from now on, or rules are others."""
         self._plans.clear()
+        self._memory.clear()
         self._constant = None
         self.kernels.recorded.forget()
 
@@ -234,13 +243,13 @@ class Planner:
         for leaf, gradient in zip(layout.leaves, gradients, strict=True):
             if gradient is None:
                 continue
-            if not alike[leaf.rule] or looks[leaf.number] == UNUSUAL or not gradient.numel():
+            if not alike[leaf.rule] or looks[leaf.number][0] == UNUSUAL or not gradient.numel():
                 opened.append(leaf)
                 continue
             large = compiled and self._is_worth(layout, leaf, gradient)
             key = leaf.rule, leaf.scope, leaf.counted, gradient.dtype, gradient.device, large
             groups.setdefault(key, []).append((leaf, gradient))
-        packer = Packer(home.entries, self.storage, self.tuning.small, host=host)
+        packer = Packer(home.entries, self.storage, self.tuning.small, self._room(), host=host)
         if not host:
             # Few launches matter more than a copy: only what is large beside the whole stays by itself.
             total = sum(gradient.numel() for gradient in gradients if gradient is not None)
@@ -262,11 +271,26 @@ class Planner:
             for param, rule in names
             for name in layout.rules[rule].buffers
         ]
-        plan = Plan(layout, home, look, bundles, opened, kept, *_known(layout, gradients))
+        plan = Plan(layout, home, look, bundles, opened, kept, _places(kept), *_known(layout, gradients))
         # Gradients come and go in a few patterns at the most; LocalUClip has two homes by turns.
         self._plans = [known for known in self._plans if known.look != look or known.home is not home][-7:]
         self._plans.append(plan)
         return plan
+
+    def _room(self) -> Callable[[torch.dtype, int], Tensor]:
+        """Gives memory for the gradients of one plan, one after the other; plans share it, as one works at a time."""
+        used: dict[torch.dtype, int] = {}
+
+        def room(dtype: torch.dtype, count: int) -> Tensor:
+            start = used.get(dtype, 0)
+            used[dtype] = start + count
+            memory = self._memory.get(dtype)
+            if memory is None or memory.numel() < start + count:
+                with torch.inference_mode(False):  # or it could not be written to outside of that
+                    memory = self._memory[dtype] = torch.empty(start + count, dtype=dtype)
+            return memory[start : start + count]
+
+        return room
 
     def _fill(self, packer: Packer, bundle: Bundle, members: list[Member], stretch: int) -> list[Leaf]:
         """Put gradients into a bundle; returned are the parameters whose gradients lie oddly in memory."""
@@ -304,15 +328,21 @@ def _looks(gradients: Gradients) -> list[Any]:
             looks.append(None)
             continue
         devices.add(gradient.device)
-        if gradient.layout is not torch.strided or gradient.is_complex():
-            looks.append(UNUSUAL)
+        kind = gradient.dtype
+        if gradient.layout is not torch.strided or kind.is_complex or gradient.is_neg():
+            looks.append((UNUSUAL, kind))
         elif gradient.is_contiguous():
-            looks.append(gradient.dtype)
+            looks.append((kind, gradient.shape))
         else:
             strides = gradient.stride()
-            looks.append(UNUSUAL if 0 in strides else (gradient.dtype, strides))
+            looks.append((UNUSUAL if 0 in strides else kind, gradient.shape, strides))
     looks.append(devices)
     return looks
+
+
+def _places(kept: list[tuple[Tensor, str, Tensor]]) -> list[int]:
+    """Where buffers lie, as far as they are ordinary tensors."""
+    return [buffer.data_ptr() for _, _, buffer in kept if type(buffer) is Tensor]
 
 
 def _known(layout: Layout, gradients: Gradients) -> tuple[list[float], list[bool]]:

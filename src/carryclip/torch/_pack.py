@@ -93,13 +93,13 @@ def writable(param: Tensor, gradient: Tensor) -> Tensor:
     """A gradient that can be written to; the parameter gets another one where its own cannot.
 
     An expanded one shares memory between its entries, an uncoalesced one has rows twice, and autograd may leave a
-    conjugation to whoever reads it.
+    conjugation, or a minus, to whoever reads it.
     """
     changed = gradient
     if gradient.is_sparse:
         changed = gradient if gradient.is_coalesced() else gradient.coalesce()
-    elif gradient.is_conj():
-        changed = gradient.resolve_conj()
+    elif gradient.is_conj() or gradient.is_neg():
+        changed = gradient.resolve_conj().resolve_neg()
     elif gradient.layout == torch.strided and any(
         stride == 0 and size > 1 for stride, size in zip(gradient.stride(), gradient.shape, strict=True)
     ):
@@ -157,10 +157,20 @@ def piece_of(opened: Opened, sizes: tuple[Any, ...] | None) -> Piece:
 class Packer:
     """Puts ordinary gradients into bundles."""
 
-    def __init__(self, entries: Callable[[Tensor], Entries], storage: Storage, small: int, *, host: bool) -> None:
+    def __init__(
+        self,
+        entries: Callable[[Tensor], Entries],
+        storage: Storage,
+        small: int,
+        room: Callable[[torch.dtype, int], Tensor],
+        *,
+        host: bool,
+    ) -> None:
         self.entries = entries
         self.storage = storage
         self.small = small
+        self.room = room
+        """Gives memory in which gradients lie end to end during a step."""
         self.host = host
 
     def add(self, bundle: Any, leaves: Sequence[tuple[Leaf, Tensor]], *, cut: int) -> list[tuple[Leaf, Tensor]]:
@@ -239,7 +249,7 @@ class Packer:
         shapes = [gradient for _, gradient in leaves]
         source = Source([leaf.number for leaf, _ in leaves], None, packed=True)
         if self.host:
-            flat = torch.empty(sum(g.numel() for g in shapes), dtype=bundle.narrow)
+            flat = self.room(bundle.narrow, sum(gradient.numel() for gradient in shapes))
             source = source._replace(flat=flat, views=list(in_shape(flat, shapes)))
         bundle.sources.append(source)
         bundle.pieces.append(Piece([leaf for leaf, _ in leaves], Buffers(*columns), None, 0))

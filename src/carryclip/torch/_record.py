@@ -14,6 +14,7 @@ The operations are those of the pure functions, in their order, so the results a
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -339,8 +340,9 @@ class _Writer:
             name = f"c{len(self.constants)}"
             self.constants[name] = torch.tensor(operand, dtype=line.result.dtype)
             return name
-        if isinstance(operand, float) and operand in (float("inf"), float("-inf")):
-            return f'float("{operand}")'
+        if isinstance(operand, Real) and not isinstance(operand, int):
+            operand = float(operand)  # NumPy's numbers have names of their own
+            return repr(operand) if math.isfinite(operand) else f'float("{operand}")'
         return repr(operand)
 
     def _place(self, k: int, line: _Line) -> str:

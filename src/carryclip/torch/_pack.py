@@ -31,9 +31,16 @@ class Piece(NamedTuple):
     rows: "Opened | None" = None
     """What it was taken from, if that has rows that are absent here."""
 
-    def seed(self, step: int) -> int:
-        """For rounding at random: by step, tensor and place in it, however the tensor is cut."""
-        return wrapped_seed(step, self.leaves[0].number, self.start)
+    def seed(self, step: int) -> Any:
+        """For rounding at random: by step, tensor and place in it, however the tensor is cut or packed."""
+        if len(self.leaves) == 1:
+            return wrapped_seed(step, self.leaves[0].number, self.start)
+        seeds, lengths, start = [], [], 0
+        for leaf in self.leaves:
+            seeds.append(wrapped_seed(step, leaf.number, -start))  # places are counted from the beginning of the pack
+            lengths.append(leaf.param.numel())
+            start += lengths[-1]
+        return torch.tensor(seeds, dtype=torch.int32).repeat_interleave(torch.tensor(lengths), output_size=start)
 
 
 class Source(NamedTuple):
@@ -177,8 +184,8 @@ class Packer:
         """Add gradients to a bundle in stretches of ``cut`` entries (0: whole); those left over lie oddly in memory."""
         small: list[tuple[Leaf, Tensor]] = []
         odd: list[tuple[Leaf, Tensor]] = []
-        # Rounding at random goes by the place in a tensor, which a pack does not know.
-        packs = self.storage.carry is None and self.storage.moments is None
+        # Rounding at random goes by the place in a tensor, which for a pack is worked out on the host.
+        packs = self.host or not bundle.rounds
         for leaf, gradient in leaves:
             if packs and gradient.numel() < self.small and not leaf.sharded:
                 small.append((leaf, gradient))

@@ -45,16 +45,16 @@ def norm(total, gradients):
 TABLE = {
     "component": {
         "by hand": by_hand(component),
-        "uclip": uclip(Component(0.1)),
-        "uclip, propagate": uclip(Component(0.1), nonfinite="propagate"),
-        "uclip, metrics_every=10": uclip(Component(0.1), metrics_every=10),
+        "uclip": uclip(Component(0.1), carry=True),
+        "uclip, propagate": uclip(Component(0.1), carry=True, nonfinite="propagate"),
+        "uclip, metrics_every=10": uclip(Component(0.1), carry=True, metrics_every=10),
         "optax.clip": optax.clip(0.1),
     },
     "norm": {
         "by hand": by_hand(norm),
-        "uclip": uclip(Norm(1.0)),
-        "uclip, propagate": uclip(Norm(1.0), nonfinite="propagate"),
-        "uclip, metrics_every=10": uclip(Norm(1.0), metrics_every=10),
+        "uclip": uclip(Norm(1.0), carry=True),
+        "uclip, propagate": uclip(Norm(1.0), carry=True, nonfinite="propagate"),
+        "uclip, metrics_every=10": uclip(Norm(1.0), carry=True, metrics_every=10),
         "optax.clip_by_global_norm": optax.clip_by_global_norm(1.0),
     },
 }

@@ -15,8 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from carryclip import Gated, Norm
-from carryclip.torch import LocalUClip, UClip
+from carryclip.torch import LocalUClip, Norm, UClip
 
 
 def digits() -> TensorDataset:
@@ -38,10 +37,8 @@ def main() -> None:
     net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).to(device)
     model = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    if options.each_rank:
-        clipper = LocalUClip(model, optimizer, Norm(1.0), Gated())  # a carry on every rank
-    else:
-        clipper = UClip(optimizer, Norm(1.0), Gated())  # the same carry on all of them
+    # A carry on every rank, or the same carry on all of them.
+    clipper = LocalUClip(model, optimizer, Norm(1.0)) if options.each_rank else UClip(optimizer, Norm(1.0))
     data = digits()
     sampler = DistributedSampler(data, seed=0)
     for epoch in range(options.epochs):

@@ -13,8 +13,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 
-from carryclip import Gated, Norm
-from carryclip.torch import UClip
+from carryclip.torch import Norm, UClip
 
 
 def build() -> tuple[nn.Module, torch.optim.Optimizer, UClip]:
@@ -25,7 +24,7 @@ def build() -> tuple[nn.Module, torch.optim.Optimizer, UClip]:
         fully_shard(layer)
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    return model, optimizer, UClip(optimizer, Norm(0.2), Gated())
+    return model, optimizer, UClip(optimizer, Norm(0.2))
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> float:

@@ -9,7 +9,7 @@ import tempfile
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-from carryclip import Gated, Norm
+from carryclip import Norm
 from carryclip.integrations.transformers import attach
 
 TEXT = "the carry keeps what the clip cuts off and gives it back to the next gradient . " * 40
@@ -39,7 +39,7 @@ def main() -> None:
             use_cpu=True,
         )
         trainer = Trainer(model=GPT2LMHeadModel(config), args=arguments, train_dataset=windows())
-        attach(trainer, Norm(1.0), Gated())  # the line that matters
+        attach(trainer, Norm(1.0))  # the line that matters
         trainer.train()
     for line in trainer.state.log_history[:-1]:
         clipped, carry = line["uclip/after_clip/update_norm"], line["uclip/carry/norm"]

@@ -1,4 +1,4 @@
-"""U-Clip in JAX: a small flax net on scikit-learn's digits, plain clipping against the carry, one line apart.
+"""U-Clip in JAX: a small flax net on scikit-learn's digits, plain clipping against the default carry, one line apart.
 
 python examples/jax_digits.py
 """
@@ -11,8 +11,7 @@ from flax import linen as nn
 from flax.training.train_state import TrainState
 from sklearn.datasets import load_digits
 
-from carryclip import Norm
-from carryclip.optax import check, metrics, uclip
+from carryclip.optax import Norm, check, metrics, uclip
 
 EPOCHS, BATCH, LR, RADIUS = 15, 16, 0.1, 0.5
 
@@ -66,7 +65,7 @@ def main():
         accuracy = float((state.apply_fn(state.params, x).argmax(-1) == y).mean())
         carry = "-"
         if name.endswith("U-Clip"):
-            check(state.opt_state)  # warns of wind-up, spikes, repeated skips
+            check(state.opt_state)  # warns of a carry that harms, wind-up, spikes, long delays, repeated skips
             carry = f"{float(metrics(state.opt_state)['carry_ratio']):.1f} radii"
         print(f"{name:22}{loss:11.4f}{accuracy:10.1%}{carry:>14}")
 

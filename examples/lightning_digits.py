@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from carryclip import Gated, Norm
+from carryclip import Norm
 from carryclip.integrations.lightning import UClipCallback
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -42,7 +42,7 @@ def main() -> None:
     images, labels = load_digits(return_X_y=True)
     data = TensorDataset(torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels))
     lightning.seed_everything(0, verbose=False)
-    clip = UClipCallback(Norm(0.2), Gated())  # the line that matters
+    clip = UClipCallback(Norm(0.2))  # the line that matters
     with tempfile.TemporaryDirectory() as folder:
         trainer = lightning.Trainer(
             max_epochs=8,

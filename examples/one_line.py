@@ -7,8 +7,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from carryclip import Gated, Norm
-from carryclip.torch import UClip
+from carryclip.torch import Norm, UClip
 
 torch.manual_seed(0)
 pixels, digits = load_digits(return_X_y=True)
@@ -16,7 +15,7 @@ x, y = torch.tensor(pixels, dtype=torch.float32) / 16, torch.tensor(digits)
 
 model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-clipper = UClip(optimizer, Norm(1.0), carry=Gated())  # instead of clip_grad_norm_ before every step
+clipper = UClip(optimizer, Norm(1.0))  # instead of clip_grad_norm_ before every step
 print(clipper)
 
 for epoch in range(5):

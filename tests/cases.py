@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from carryclip import EWMA, Adaptive, Capped, Component, Gated, Leaky, Norm, Sign, Symmetric, Welford
+from carryclip import EWMA, Adaptive, Capped, Component, Drip, Gated, Leaky, Norm, Shrunk, Sign, Symmetric, Welford
 
 
 def halving(step: Any) -> Any:
@@ -53,12 +53,18 @@ POLICIES: dict[str, Any] = {
     "gated": Gated(),
     "gated early": Gated(decay=0.7, threshold=0.2, cap=5),
     "gated at the threshold": Gated(decay=0.0, threshold=1.0, cap=50),  # the clamped feed meets it exactly
+    "drip": Drip(),
+    "drip quickly": Drip(rate=0.3, decay=0.8),
+    "drip, not centred": Drip(rate=0.2, centred=False),
+    "shrunk": Shrunk(),
+    "shrunk, short": Shrunk(memory=5),
 }
 
 
 STEPS = {"float64": 500, "float32": 100, "float16": 100, "bfloat16": 100}
-WIDE_ONLY = {"gated early", "gated at the threshold"}
-"""Gates that open and close so easily that in a narrow type the last bit of an update decides it."""
+WIDE_ONLY = {"gated early", "gated at the threshold", "drip quickly", "drip, not centred", "shrunk, short"}
+"""Gates that open and close so easily that in a narrow type the last bit of an update decides it; and variants."""
+MIXING = {name for name in POLICIES if name.startswith(("drip", "shrunk"))}
 CELLS = [
     (region, policy, dtype)
     for region in REGIONS
@@ -83,7 +89,7 @@ KINDS = (
 OPTAX_CELLS = [
     (region, policy, dtype)
     for region, policy, dtype in CELLS
-    if region in KINDS or policy in ("full", "capped", "gated")
+    if region in KINDS or policy in ("full", "capped", "gated", "drip", "shrunk")
     if dtype != "float16" or policy in ("full", "gated")
 ]
 """Each takes a second to compile, so variants of a kind have fewer policies, and float16 as well."""
@@ -95,6 +101,8 @@ COMPILED_CELLS = [
     or (region in ("component", "adaptive ewma") and policy == "full")
     or (region in ("component", "norm") and policy in ("none", "gated") and dtype == "float32")
     or (region == "component" and policy in ("capped", "leaky") and dtype == "bfloat16")
+    or (region in ("component", "norm") and policy in ("drip", "shrunk") and dtype in ("float32", "bfloat16"))
+    or (region == "adaptive ewma" and policy == "shrunk" and dtype == "float32")
 ]
 """Each takes several seconds to compile: every kind in the type that rounds most, some in all, policies somewhere."""
 DEVICE_CELLS = [
@@ -116,7 +124,7 @@ class Tolerance:
 
 def tolerance(dtype: str, region: str, policy: str) -> Tolerance:
     """The one tolerance table: constant coordinate-wise regions are exact in every type."""
-    if region in CONSTANT_COORDINATES:
+    if region in CONSTANT_COORDINATES and policy not in MIXING:
         return Tolerance(0.0)
     # In a narrow type the last bit of an update decides the sign of what rounding leaves in the carry, and with it
     # whether a gate opens: a coordinate is then either exact or goes its own way. Other policies have no such choice.

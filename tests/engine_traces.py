@@ -38,6 +38,8 @@ Arrays = dict[str, Tensor]
 SEEDS, STEPS, LARGE_STEPS = (1, 3, 4, 5), 12, 5
 KEPT_STEPS, KEPT_LARGE_STEPS = 3, 2
 """Last steps whose updates are kept; of exact cells a digest of all steps is kept besides."""
+LATER_METRICS = ("delay",)
+"""What that engine did not tell."""
 SAMPLE = 50
 """Entries that are kept of a large array."""
 
@@ -133,7 +135,8 @@ def trace(cell: Cell, prepare: Callable[[UClip], None] = nothing) -> Arrays:
     params = cell.params()
     optimizer = torch.optim.SGD(grouped(params, LARGE_GROUPS if cell.large else GROUPS), lr=0.01)
     region, policy = cell.rule
-    clipper = UClip(optimizer, region, carry=policy, metrics_every=3)
+    # That engine measured the steps 0, 3, 6, ...; the last of them is measured here as well.
+    clipper = UClip(optimizer, region, carry=policy, metrics_every=(cell.steps - 1) // 3 * 3 + 1)
     prepare(clipper)
     whole = not cell.large
     kept, first = {}, cell.steps - (KEPT_STEPS if whole else KEPT_LARGE_STEPS)
@@ -155,7 +158,7 @@ def trace(cell: Cell, prepare: Callable[[UClip], None] = nothing) -> Arrays:
         numbers = {key: value for key, value in group.items() if key.startswith(PREFIX) and not isinstance(value, str)}
         kept |= {f"{key} of group {k}": torch.as_tensor(numbers[key]) for key in sorted(numbers)}
     metrics = clipper.metrics()
-    kept["metrics"] = torch.tensor([metrics[name] for name in metrics], dtype=torch.float32)
+    kept["metrics"] = torch.tensor([metrics[name] for name in metrics if name not in LATER_METRICS])
     kept["measured step"] = torch.tensor(metrics.step)
     if not whole:
         kept = {name: sample(values) for name, values in kept.items()}

@@ -45,7 +45,7 @@ def devour(optimizer, spec):
 def slow(optimizer, spec):
     """Every step takes a little while, so that there is time to be killed in."""
     optimizer.register_step_pre_hook(lambda *_: time.sleep(0.002))
-    return UClip(optimizer, Norm(0.5))
+    return UClip(optimizer, Norm(0.5), carry=True)
 
 
 def leave(optimizer, spec):
@@ -63,4 +63,4 @@ def restless(optimizer, spec):
                 parameter.grad.add_(torch.randn_like(parameter.grad), alpha=0.01)
 
     optimizer.register_step_pre_hook(shake)
-    return UClip(optimizer, Norm(0.5))
+    return UClip(optimizer, Norm(0.5), carry=True)

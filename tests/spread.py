@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from carryclip import EWMA, Adaptive, Capped, Component, Gated, Leaky, Norm, Sign
+from carryclip import EWMA, Adaptive, Capped, Component, Drip, Gated, Leaky, Norm, Shrunk, Sign
 from carryclip.torch import UClip
 
 STEPS = 12
@@ -60,7 +60,16 @@ KINDS = {
     "component plain": (Component(0.05), False),
     "adaptive": (Adaptive(1, 2, EWMA(0.9)), True),
     "sign": (Sign(0.01), True),
+    "norm drip": (Norm(0.3), Drip()),
+    "norm by tensor, shrunk": (Norm(0.2, over="tensor"), Shrunk(5)),
+    "component drip": (Component(0.05), Drip(rate=0.2, decay=0.9)),
+    "adaptive, shrunk": (Adaptive(1, 2, EWMA(0.9)), Shrunk(5)),
 }
+
+
+def is_exact(region, carry):
+    """Whether each coordinate is clipped by itself, so that it does not matter in which order sums are made."""
+    return not isinstance(region, Norm) and not isinstance(carry, (Drip, Shrunk))
 
 
 def check_same(found, wanted, *, exact):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from carryclip import Adaptive, Component, Gated, Norm
+from carryclip import Adaptive, Component, Drip, Gated, Norm, Shrunk
 from carryclip.torch import UClip
 
 MAKERS = {
@@ -41,17 +41,18 @@ def train(net, optimizer, x, y, unscale, overflow=()):
 @pytest.mark.parametrize("overflow", [(), (0,), (3,), (2, 3)], ids=repr)
 @pytest.mark.parametrize("unscale", [False, True], ids=["step only", "unscale_ first"])
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+@pytest.mark.parametrize("carry", [Gated(), Drip(), Shrunk()], ids=["gated", "drip", "shrunk"])
 @pytest.mark.parametrize("name", MAKERS)
-def test_overflow_leaves_the_run_as_if_the_batch_had_not_been(name, fused, unscale, overflow, region):
+def test_overflow_leaves_the_run_as_if_the_batch_had_not_been(name, carry, fused, unscale, overflow, region):
     net, x, y = problem()
     twin = copy.deepcopy(net)
     optimizer = MAKERS[name](net.parameters(), fused=fused)
-    clipper = UClip(optimizer, region, carry=Gated())
+    clipper = UClip(optimizer, region, carry=carry)
     scaler = train(net, optimizer, x, y, unscale, overflow)
     assert scaler.get_scale() == 2.0**10 / 2 ** len(overflow)
     keep = [k for k in range(len(x)) if k not in overflow]
     bare = MAKERS[name](twin.parameters(), fused=fused)
-    plain = UClip(bare, region, carry=Gated(), metrics_every=1)
+    plain = UClip(bare, region, carry=carry, metrics_every=1)
     for inputs, labels in zip(x[keep], y[keep], strict=True):
         bare.zero_grad()
         (5 * nn.functional.cross_entropy(twin(inputs), labels)).backward()
@@ -70,7 +71,7 @@ def test_left_alone_groups_are_unscaled_too():
 
     def make(net):
         optimizer = optim.AdamW([{"params": net[0].parameters()}, {"params": net[2].parameters()}], lr=0.01, fused=True)
-        return optimizer, UClip(optimizer, regions)
+        return optimizer, UClip(optimizer, regions, carry=True)
 
     optimizer, _ = make(net)
     train(net, optimizer, x, y, unscale=False)
@@ -87,7 +88,7 @@ def test_explicit_form_survives_an_overflow_between_unscale_and_step():
     """Trap: clipping between ``unscale_`` and ``scaler.step`` runs even though the optimizer will skip."""
     net, x, y = problem()
     optimizer = optim.SGD(net.parameters(), lr=0.1)
-    clipper = UClip(net.parameters(), Component(0.05))
+    clipper = UClip(net.parameters(), Component(0.05), carry=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     before = None
     for k in range(4):
@@ -106,7 +107,7 @@ def test_explicit_form_survives_an_overflow_between_unscale_and_step():
 def test_autocast_bfloat16_trains():
     net, x, y = problem()
     optimizer = optim.AdamW(net.parameters(), lr=0.01)
-    clipper = UClip(optimizer, Norm(0.1), metrics_every=1)
+    clipper = UClip(optimizer, Norm(0.1), carry=True, metrics_every=1)
     for inputs, labels in zip(x, y, strict=True):
         optimizer.zero_grad()
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -120,7 +121,7 @@ def test_several_fused_optimizers_ask_for_unscaled_gradients():
     net, x, y = problem()
     first = optim.SGD(net[0].parameters(), lr=0.1, fused=True)
     second = optim.SGD(net[2].parameters(), lr=0.1, fused=True)
-    UClip([first, second], Norm(0.1))
+    UClip([first, second], Norm(0.1), carry=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     scaler.scale(nn.functional.cross_entropy(net(x[0]), y[0])).backward()
     with pytest.raises(RuntimeError, match=r"scaler\.unscale_\(optimizer\) for each"):

@@ -170,6 +170,8 @@ SAMPLES = {
     "sign_carry_average": ((), {"mean_gradient": 0.5, "variance": 1.0, "scale": 2.0}),
     "leak_bias": ((), {"mean_carry": 0.5, "kappa": 0.9}),
     "gated_carry_bound": ((), {"radius": 0.5}),
+    "gated_growth_steps": ((), {"feed": 0.9, "average": -0.5}),
+    "gate_open": ((300,), {"clipped_mean": 0.8}),
     "gate_shut": ((40,), {"clipped_mean": 0.1}),
     "gated_bias": ((40,), {"clipped_mean": 0.1, "gradient_bound": 3.0, "radius": 1.0, "rate": 0.5}),
 }
@@ -229,6 +231,10 @@ OUTSIDE = [
     ("sign_carry_bound", (), {"gradient_bound": 3.0}, "gradient_bound <= scale"),
     ("sign_carry_average", (), {"mean_gradient": 2.0}, "mean_gradient < scale"),
     ("leak_bias", (), {"kappa": 0.0}, "0 < kappa <= 1"),
+    ("gated_growth_steps", (), {"feed": 0.5}, "threshold = 0.5 < feed <= 1"),
+    ("gated_growth_steps", (), {"average": -1.5}, "-1 <= average <= 1"),
+    ("gate_open", (300,), {"clipped_mean": 0.5}, "threshold = 0.5 < clipped_mean <= 1"),
+    ("gate_open", (0,), {}, "steps >= 1"),
     ("gate_shut", (40,), {"clipped_mean": 0.6}, "clipped_mean < threshold = 0.5"),
     ("gated_bias", (40,), {"gradient_bound": 0.5}, "gradient_bound >= radius"),
 ]

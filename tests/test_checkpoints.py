@@ -1,6 +1,7 @@
 """Saving and resuming: bit-equal, in a new process, with or without U-Clip on either side."""
 
 import copy
+import functools
 import io
 import math
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from carryclip import EWMA, Adaptive, Capped, CarryClipWarning, Component, Gated, Norm
+from carryclip import EWMA, Adaptive, Capped, CarryClipWarning, Component, Drip, Gated, Norm, Shrunk
 from carryclip.torch import UClip
 from cases import REGIONS
 
@@ -24,11 +25,11 @@ RESUME = """
 import sys, torch
 sys.path.insert(0, {tests!r})
 from test_checkpoints import TORCH_REGIONS, make, train
-from carryclip import Gated
+from carryclip import Drip, Gated, Shrunk
 from carryclip.torch import UClip
 for region, saved in torch.load({path!r}, weights_only=True).items():
     net, optimizer = make()
-    UClip(optimizer, TORCH_REGIONS[region], carry=Gated())
+    UClip(optimizer, TORCH_REGIONS[region], carry={carry!r})
     net.load_state_dict(saved["net"])
     optimizer.load_state_dict(saved["optimizer"])
     train(net, optimizer, 6, 12)
@@ -62,16 +63,17 @@ def equal(one, other):
     return one == other
 
 
-def test_resume_in_a_new_process_is_bit_equal(tmp_path):
+@pytest.mark.parametrize("carry", [Gated(), Drip(), Shrunk()], ids=["gated", "drip", "shrunk"])
+def test_resume_in_a_new_process_is_bit_equal(tmp_path, carry):
     path = str(tmp_path / "checkpoint.pt")
     runs, saved = {}, {}
     for name, region in TORCH_REGIONS.items():
         net, optimizer = runs[name] = make()
-        UClip(optimizer, region, carry=Gated())
+        UClip(optimizer, region, carry=carry)
         train(net, optimizer, 0, 6)
         saved[name] = copy.deepcopy({"net": net.state_dict(), "optimizer": optimizer.state_dict()})
     torch.save(saved, path)
-    script = textwrap.dedent(RESUME).format(tests=str(Path(__file__).parent), path=path)
+    script = textwrap.dedent(RESUME).format(tests=str(Path(__file__).parent), path=path, carry=carry)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     for name, (net, optimizer) in runs.items():
@@ -86,7 +88,7 @@ def test_a_checkpoint_without_uclip_loads_with_one_warning():
     train(net, optimizer, 0, 3)
     saved = copy.deepcopy(optimizer.state_dict())
     other, fresh = make()
-    clipper = UClip(fresh, Norm(0.1))
+    clipper = UClip(fresh, Norm(0.1), carry=True)
     train(other, fresh, 0, 4)
     with pytest.warns(CarryClipWarning, match="written without U-Clip, so the carry starts from zero") as caught:
         fresh.load_state_dict(saved)
@@ -98,11 +100,30 @@ def test_a_checkpoint_without_uclip_loads_with_one_warning():
     fresh.load_state_dict(fresh.state_dict())  # now it has one: no warning, or it would be an error
 
 
-def test_an_empty_checkpoint_loads_in_silence():
-    _, optimizer = make()
-    _, fresh = make()
-    UClip(fresh, Norm(0.1))
+@pytest.mark.parametrize("before", [0, 4])
+def test_a_checkpoint_of_plain_sgd_without_uclip_loads_with_one_warning(before):
+    """Without momentum SGD has no state from which one could see that it has been trained."""
+    net, optimizer = make(maker=lambda p: optim.SGD(p, lr=0.01))
+    train(net, optimizer, 0, 3)
+    saved = copy.deepcopy(optimizer.state_dict())
+    other, fresh = make(maker=lambda p: optim.SGD(p, lr=0.01))
+    clipper = UClip(fresh, Norm(0.1), carry=True)
+    train(other, fresh, 0, before)
+    with pytest.warns(CarryClipWarning, match="written without U-Clip, so the carry starts from zero") as caught:
+        fresh.load_state_dict(saved)
+    assert len(caught) == 1
+    assert not any(clipper.carry(p).any() for p in other.parameters())
+
+
+@pytest.mark.parametrize("kind", [optim.AdamW, optim.Adagrad, functools.partial(optim.SGD, momentum=0.9)])
+def test_an_empty_checkpoint_loads_in_silence(kind):
+    _, optimizer = make(maker=lambda p: kind(p, lr=0.01))
+    other, fresh = make(maker=lambda p: kind(p, lr=0.01))
+    UClip(fresh, Norm(0.1), carry=True)
     fresh.load_state_dict(optimizer.state_dict())
+    train(other, fresh, 0, 2)
+    with pytest.warns(CarryClipWarning, match="written without U-Clip"):  # and takes a carry away
+        fresh.load_state_dict(optimizer.state_dict())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -124,11 +145,11 @@ def test_narrow_parameters_keep_a_float32_carry_through_a_load(dtype):
 
 def test_loading_does_not_share_memory_with_the_checkpoint():
     net, optimizer = make()
-    UClip(optimizer, Component(0.01))
+    UClip(optimizer, Component(0.01), carry=True)
     train(net, optimizer, 0, 3)
     saved = optimizer.state_dict()
     other, fresh = make()
-    clipper = UClip(fresh, Component(0.01))
+    clipper = UClip(fresh, Component(0.01), carry=True)
     fresh.load_state_dict(saved)
     clipper.carry(other[0].weight).zero_()
     assert saved["state"][0]["uclip_carry"].any()
@@ -164,25 +185,25 @@ def test_attaching_after_a_load_adopts_the_carry():
 
 def test_attaching_after_a_cast_warns():
     net, optimizer = make(torch.bfloat16)
-    UClip(optimizer, Norm(0.1))
+    UClip(optimizer, Norm(0.1), carry=True)
     train(net, optimizer, 0, 3)
     other, fresh = make(torch.bfloat16)
     fresh.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     with pytest.warns(
         CarryClipWarning, match=r"uclip_carry had been cast.*Attach UClip before optimizer\.load_state_dict"
     ):
-        clipper = UClip(fresh, Norm(0.1))
+        clipper = UClip(fresh, Norm(0.1), carry=True)
     assert clipper.carry(other[0].weight).dtype == torch.float32
 
 
 @pytest.mark.parametrize("attach_first", [True, False])
 def test_another_region_than_the_checkpoints_warns(attach_first):
     net, optimizer = make()
-    UClip(optimizer, Norm(0.1))
+    UClip(optimizer, Norm(0.1), carry=True)
     train(net, optimizer, 0, 3)
     saved = copy.deepcopy(optimizer.state_dict())
     _, fresh = make()
-    first, second = lambda: UClip(fresh, Norm(0.5)), lambda: fresh.load_state_dict(saved)
+    first, second = lambda: UClip(fresh, Norm(0.5), carry=True), lambda: fresh.load_state_dict(saved)
     if not attach_first:
         first, second = second, first
     first()
@@ -198,12 +219,12 @@ def test_schedules_go_on_where_they_stopped():
         return 0.1
 
     net, optimizer = make()
-    UClip(optimizer, Norm(radius))
+    UClip(optimizer, Norm(radius), carry=True)
     train(net, optimizer, 0, 3)
     saved = copy.deepcopy(optimizer.state_dict())
     seen.clear()
     other, fresh = make()
-    UClip(fresh, Norm(radius))
+    UClip(fresh, Norm(radius), carry=True)
     fresh.load_state_dict(saved)
     train(other, fresh, 3, 5)
     assert seen == [3, 4]
@@ -237,24 +258,24 @@ def test_explicit_form_resumes_bit_equal(region, carry, tmp_path):
 
 def test_wrong_states_are_refused_with_a_reason():
     net, _ = make()
-    clipper = UClip(net.parameters(), Norm(1.0))
+    clipper = UClip(net.parameters(), Norm(1.0), carry=True)
     with pytest.raises(ValueError, match="expected the keys 'groups' and 'state'"):
         clipper.load_state_dict({})
-    other = UClip([nn.Parameter(torch.zeros(3))], Norm(1.0))
+    other = UClip([nn.Parameter(torch.zeros(3))], Norm(1.0), carry=True)
     for p in net.parameters():
         p.grad = torch.ones_like(p)
     clipper.clip_()
     with pytest.raises(ValueError, match="does not fit these parameters"):
         other.load_state_dict(clipper.state_dict())
     assert not other.carry(0).any()
-    attached = UClip(optim.SGD([nn.Parameter(torch.zeros(3))], lr=1), Norm(1.0))
+    attached = UClip(optim.SGD([nn.Parameter(torch.zeros(3))], lr=1), Norm(1.0), carry=True)
     with pytest.raises(RuntimeError, match=r"use optimizer\.state_dict"):
         attached.state_dict()
 
 
 def test_saving_warns_of_trouble():
     net, optimizer = make()
-    UClip(optimizer, Component(1e-6), metrics_every=1)
+    UClip(optimizer, Component(1e-6), carry=True, metrics_every=1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(7):
@@ -293,10 +314,10 @@ def test_groups_added_before_a_load_are_part_of_it():
 def test_a_groups_own_region_survives_remove_observe_copy_and_load():
     a, b = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
     optimizer = optim.SGD([{"params": [a]}, {"params": [b], "uclip": None}], lr=1.0)
-    UClip(optimizer, Norm(1.0), observe=True).remove()
-    UClip(optimizer, Norm(1.0)).remove()
+    UClip(optimizer, Norm(1.0), carry=True, observe=True).remove()
+    UClip(optimizer, Norm(1.0), carry=True).remove()
     assert optimizer.param_groups[1]["uclip"] is None
-    clipper = UClip(optimizer, Norm(1.0))
+    clipper = UClip(optimizer, Norm(1.0), carry=True)
     optimizer.load_state_dict(optimizer.state_dict())
     b.grad = torch.full((2,), 100.0)
     optimizer.step()
@@ -304,7 +325,7 @@ def test_a_groups_own_region_survives_remove_observe_copy_and_load():
     assert "leaves 1 group alone" in repr(clipper)
     assert all("uclip" not in group for group in optimizer.state_dict()["param_groups"])
     twin = copy.deepcopy(optimizer)
-    assert "leaves 1 group alone" in repr(UClip(twin, Norm(1.0)))
+    assert "leaves 1 group alone" in repr(UClip(twin, Norm(1.0), carry=True))
 
 
 CHANGES = {
@@ -314,6 +335,8 @@ CHANGES = {
     "per tensor to one norm": ((Norm(0.1, over="tensor"), Gated()), (Norm(0.1), Gated())),
     "one norm to per tensor": ((Norm(0.1), Gated()), (Norm(0.1, over="tensor"), Gated())),
     "full to gated": ((Norm(0.1), True), (Norm(0.1), Gated())),
+    "gated to drip": ((Norm(0.1), Gated()), (Norm(0.1), Drip())),
+    "drip to shrunk": ((Norm(0.1), Drip()), (Norm(0.1), Shrunk())),
     "carry to none": ((Component(0.01), True), (Component(0.01), False)),
 }
 
@@ -349,19 +372,19 @@ def test_averages_of_another_meaning_start_anew(change, attach_first):
 def test_a_carry_that_a_cast_made_infinite_is_dropped():
     """Trap: 1e6 in float16 is inf, and would be sent for ever."""
     net, optimizer = make(torch.float16, lambda p: optim.SGD(p, lr=0.01))
-    clipper = UClip(optimizer, Norm(0.1))
+    clipper = UClip(optimizer, Norm(0.1), carry=True)
     train(net, optimizer, 0, 2)
     clipper.carry(0).fill_(1e6)
     other, fresh = make(torch.float16, lambda p: optim.SGD(p, lr=0.01))
     fresh.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     with pytest.warns(CarryClipWarning, match="entries that had become infinite are now 0"):
-        again = UClip(fresh, Norm(0.1))
+        again = UClip(fresh, Norm(0.1), carry=True)
     assert not again.carry(other[0].weight).any()
 
 
 def test_metrics_start_anew_with_a_loaded_checkpoint():
     net, optimizer = make()
-    clipper = UClip(optimizer, Norm(0.1), metrics_every=1)
+    clipper = UClip(optimizer, Norm(0.1), carry=True, metrics_every=1)
     saved = copy.deepcopy(optimizer.state_dict())
     train(net, optimizer, 0, 4)
     optimizer.load_state_dict(saved)
@@ -371,10 +394,10 @@ def test_metrics_start_anew_with_a_loaded_checkpoint():
 
 def test_the_first_step_after_a_load_is_measured():
     net, optimizer = make()
-    UClip(optimizer, Norm(0.1))
+    UClip(optimizer, Norm(0.1), carry=True)
     train(net, optimizer, 0, 5)
     other, fresh = make()
-    clipper = UClip(fresh, Norm(0.1))
+    clipper = UClip(fresh, Norm(0.1), carry=True)
     fresh.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     train(other, fresh, 5, 6)
     assert clipper.metrics().step == 5
@@ -383,7 +406,7 @@ def test_the_first_step_after_a_load_is_measured():
 
 def test_a_converted_model_gets_converted_buffers():
     net, optimizer = make()
-    clipper = UClip(optimizer, Adaptive(1, 1))
+    clipper = UClip(optimizer, Adaptive(1, 1), carry=True)
     train(net, optimizer, 0, 3)
     net.double()
     for entries in optimizer.state.values():
@@ -399,7 +422,7 @@ def test_a_failed_attach_leaves_nothing_behind(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("carryclip.torch._session.Session._link", lambda self: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            UClip(optimizer, Norm(0.1))
-    UClip(optimizer, Norm(0.1))
+            UClip(optimizer, Norm(0.1), carry=True)
+    UClip(optimizer, Norm(0.1), carry=True)
     train(net, optimizer, 0, 2)
     assert optimizer.param_groups[0]["uclip_steps"] == 2

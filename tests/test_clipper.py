@@ -44,6 +44,7 @@ def test_metrics_of_a_norm_by_hand():
             "clipped_fraction": 1.0,
             "carry_ratio": 13.0,
             "carry_feed": 1.0,
+            "delay": 14.0,
             "skipped_steps": 0.0,
             "dropped_norm": 0.0,
         }
@@ -64,6 +65,7 @@ def test_metrics_of_coordinates_by_hand():
             "clipped_fraction": 2 / 3,
             "carry_ratio": 2.0,
             "carry_feed": (2 * 1.0 + 1 * 0.5) / 3,
+            "delay": math.sqrt(11.25) / math.sqrt(3),
             "skipped_steps": 0.0,
             "dropped_norm": 0.0,
         }
@@ -88,7 +90,7 @@ def test_metrics_over_several_vectors_and_rules():
         {"params": [c, d], "uclip": Norm(1.0, over="tensor")},
     ]
     optimizer = optim.SGD(groups, lr=1.0)
-    clipper = UClip(optimizer, Component(1.0), metrics_every=1)
+    clipper = UClip(optimizer, Component(1.0), carry=True, metrics_every=1)
     for p, g in ((a, 4.0), (b, 4.0), (c, 9.0), (d, 0.5)):
         p.grad = torch.tensor([g])
     optimizer.step()
@@ -101,7 +103,7 @@ def test_metrics_over_several_vectors_and_rules():
 
 def test_rounding_alone_does_not_count_as_clipping():
     p = nn.Parameter(torch.zeros(4, dtype=torch.bfloat16))
-    clipper = UClip([p], Component(100.0), metrics_every=1)
+    clipper = UClip([p], Component(100.0), carry=True, metrics_every=1)
     p.grad = torch.tensor([1.0, 2.0, 3.0, 400.0], dtype=torch.bfloat16)
     clipper.clip_()
     clipper.carry(0)[:3] = 2.0**-12  # the sum does not fit into bfloat16
@@ -139,7 +141,7 @@ def test_a_skipped_step_drops_nothing():
 def test_complex_radii_count_for_both_parts():
     z = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
     for radius in (0.5, [torch.full((3,), 0.5)]):
-        clipper = UClip([z], Component(radius), metrics_every=1)
+        clipper = UClip([z], Component(radius), carry=True, metrics_every=1)
         z.grad = torch.ones(3, dtype=torch.complex64)
         clipper.clip_()
         assert clipper.metrics()["radius_norm"] == pytest.approx(0.5 * math.sqrt(6))
@@ -148,18 +150,19 @@ def test_complex_radii_count_for_both_parts():
 
 def test_metrics_are_measured_every_so_many_steps():
     p = param(0.0)
-    clipper = UClip([p], Component(10.0), metrics_every=3)
+    clipper = UClip([p], Component(10.0), carry=True, metrics_every=3)
     seen = []
     for step in range(7):
         p.grad = torch.tensor([float(step + 1)])
         clipper.clip_()
         seen.append((clipper.metrics().step, clipper.metrics()["grad_norm"]))
-    assert seen == [(0, 1.0)] * 3 + [(3, 4.0)] * 3 + [(6, 7.0)]
+    # The first, and then the 3rd, 6th, ...: those after which people log.
+    assert seen == [(0, 1.0)] * 2 + [(2, 3.0)] * 3 + [(5, 6.0)] * 2
 
 
 def test_metrics_before_the_first_step_and_switched_off():
     p = param(0.0)
-    clipper = UClip([p], Component(1.0), metrics_every=0)
+    clipper = UClip([p], Component(1.0), carry=True, metrics_every=0)
     for _ in range(2):
         metrics = clipper.metrics()
         assert metrics.step == -1
@@ -225,7 +228,7 @@ def test_the_class_factory_survives_copies(copier, fused):
 
 
 def test_the_class_factory_loads_checkpoints():
-    make = uclipped(optim.Adam, Component(0.01))
+    make = uclipped(optim.Adam, Component(0.01), carry=True)
     net, optimizer = trained(lambda p: make(p, lr=0.01))
     step(net, optimizer, 0)
     _, fresh = trained(lambda p: make(p, lr=0.01))
@@ -247,7 +250,7 @@ def test_a_copied_clipper_takes_its_optimizer_along(copier):
 
 def test_a_copied_explicit_clipper_keeps_its_state():
     net = nn.Linear(3, 2)
-    clipper = UClip(net.parameters(), Component(0.1))
+    clipper = UClip(net.parameters(), Component(0.1), carry=True)
     for p in net.parameters():
         p.grad = torch.ones_like(p)
     clipper.clip_()
@@ -258,7 +261,7 @@ def test_a_copied_explicit_clipper_keeps_its_state():
 def test_a_copied_optimizer_without_its_clipper_warns():
     """Trap: deepcopy keeps the carry and drops the hooks; training would go on unclipped in silence."""
     net, optimizer = trained(lambda p: optim.AdamW(p, lr=0.01))
-    UClip(optimizer, Norm(0.1))
+    UClip(optimizer, Norm(0.1), carry=True)
     step(net, optimizer, 0)
     twin_net, twin = copy.deepcopy((net, optimizer))
     with pytest.warns(CarryClipWarning, match=r"no clipper is attached.*uclipped\(\)"):
@@ -267,13 +270,13 @@ def test_a_copied_optimizer_without_its_clipper_warns():
 
 
 def test_a_removed_clipper_stays_removed():
-    net, optimizer = trained(lambda p: uclipped(optim.SGD, Norm(0.1))(p, lr=0.01))
+    net, optimizer = trained(lambda p: uclipped(optim.SGD, Norm(0.1), carry=True)(p, lr=0.01))
     optimizer.uclip.remove()
     _, twin = copy.deepcopy((net, optimizer))
     twin.param_groups[0]["params"][0].grad = torch.ones(2, 3)
     twin.step()
     assert twin.param_groups[0]["params"][0].grad.sum() == 6
-    explicit = UClip(net.parameters(), Norm(0.1))
+    explicit = UClip(net.parameters(), Norm(0.1), carry=True)
     explicit.remove()
     with pytest.raises(RuntimeError, match="was removed"):
         explicit.clip_()
@@ -286,7 +289,7 @@ def test_nothing_keeps_a_dropped_optimizer_alive():
     try:
         for _ in range(3):
             optimizer = optim.Adam(net.parameters(), lr=0.01)
-            UClip(optimizer, Norm(0.1))
+            UClip(optimizer, Norm(0.1), carry=True)
             step(net, optimizer, 0)
             alive = weakref.ref(optimizer)
             del optimizer
@@ -297,13 +300,13 @@ def test_nothing_keeps_a_dropped_optimizer_alive():
 
 def test_remove_takes_the_hooks_off_and_attaching_again_goes_on():
     net, optimizer = trained(lambda p: optim.SGD(p, lr=0.01))
-    clipper = UClip(optimizer, Component(0.01))
+    clipper = UClip(optimizer, Component(0.01), carry=True)
     step(net, optimizer, 0)
     owed = clipper.carry(0).clone()
     clipper.remove()
     step(net, optimizer, 1)
     assert net.weight.grad.abs().max() > 0.01
-    again = UClip(optimizer, Component(0.01))
+    again = UClip(optimizer, Component(0.01), carry=True)
     assert torch.equal(again.carry(0), owed)
     again.remove(forget=True)
     assert not optimizer.state[net.weight]
@@ -343,65 +346,109 @@ SHARED = optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
         (lambda: Capped(math.inf), ValueError, "Capped: radii must be above 0 and finite"),
         (lambda: Leaky(1.5), ValueError, r"Leaky: kappa must be in \[0, 1\]"),
         (lambda: Gated(threshold=0), ValueError, r"Gated: threshold must be in \(0, 1\]"),
-        (lambda: UClip([param(1.0)], 1.0), TypeError, r"A bare number does not say what to clip: write Norm\(1\.0\)"),
-        (lambda: UClip([param(1.0)], Norm), TypeError, r"Norm is the class: write Norm\(\.\.\.\)"),
-        (lambda: UClip([param(1.0)], None), TypeError, "Unknown region None"),
-        (lambda: UClip([param(1.0)], {}), ValueError, "mapping from groups to regions is empty"),
-        (lambda: UClip([param(1.0)], {1: Norm(1.0)}), ValueError, "The mapping names 1, but there is no such group"),
         (
-            lambda: UClip([{"params": [param(1.0)]}, {"params": [param(1.0)]}], {1: Norm(1.0)}),
+            lambda: UClip([param(1.0)], 1.0, carry=True),
+            TypeError,
+            r"A bare number does not say what to clip: write Norm\(1\.0\)",
+        ),
+        (lambda: UClip([param(1.0)], Norm, carry=True), TypeError, r"Norm is the class: write Norm\(\.\.\.\)"),
+        (lambda: UClip([param(1.0)], None, carry=True), TypeError, "Unknown region None"),
+        (lambda: UClip([param(1.0)], {}, carry=True), ValueError, "mapping from groups to regions is empty"),
+        (
+            lambda: UClip([param(1.0)], {1: Norm(1.0)}, carry=True),
+            ValueError,
+            "The mapping names 1, but there is no such group",
+        ),
+        (
+            lambda: UClip([{"params": [param(1.0)]}, {"params": [param(1.0)]}], {1: Norm(1.0)}, carry=True),
             ValueError,
             "Group 0 has no region.*or 0: None",
         ),
-        (lambda: UClip([param(1.0)], Component([1.0, 2.0])), ValueError, "radius has 2 values for 1 parameters"),
         (
-            lambda: UClip([param(1.0)], Component({"x": 1.0})),
+            lambda: UClip([param(1.0)], Component([1.0, 2.0]), carry=True),
+            ValueError,
+            "radius has 2 values for 1 parameters",
+        ),
+        (
+            lambda: UClip([param(1.0)], Component({"x": 1.0}), carry=True),
             ValueError,
             "no radius for group 0, parameter 0.*named_parameters",
         ),
         (
-            lambda: UClip([("w", param(1.0))], Component({"w": 1.0, "v": 1.0})),
+            lambda: UClip([("w", param(1.0))], Component({"w": 1.0, "v": 1.0}), carry=True),
             ValueError,
             "a radius for 'v', which is not among the parameters",
         ),
         (
-            lambda: UClip([param(1.0)], Component([torch.ones(7, 2)])),
+            lambda: UClip([param(1.0)], Component([torch.ones(7, 2)]), carry=True),
             ValueError,
             r"has shape \(7, 2\), which does not fit",
         ),
-        (lambda: UClip([SHARED, SHARED], Norm(1.0)), ValueError, "The same optimizer is in the list twice"),
-        (lambda: UClip([param(1.0)], {0: None}), ValueError, "nothing to clip: every group is left alone"),
-        (lambda: UClip([param(1.0)], Norm(1.0), carry="full"), TypeError, "Unknown carry policy 'full'. Use True"),
+        (lambda: UClip([SHARED, SHARED], Norm(1.0), carry=True), ValueError, "The same optimizer is in the list twice"),
+        (lambda: UClip([param(1.0)], {0: None}, carry=True), ValueError, "nothing to clip: every group is left alone"),
+        (lambda: UClip([param(1.0)], Norm(1.0), carry="full"), TypeError, "Unknown carry policy 'full'. Use Drip"),
         (
             lambda: UClip([param(1.0)], Norm(1.0), carry=Gated),
             TypeError,
             r"carry=Gated is the class: write carry=Gated\(",
         ),
-        (lambda: UClip([param(1.0)], Norm(1.0), nonfinite="ignore"), ValueError, "nonfinite must be 'skip', 'zero'"),
-        (lambda: UClip([param(1.0)], Norm(1.0), metrics_every=-1), ValueError, "metrics_every must be a whole number"),
-        (lambda: UClip([], Norm(1.0)), ValueError, "empty list: there are no parameters"),
-        (lambda: UClip([{"params": []}], Norm(1.0)), ValueError, "no parameters to clip"),
         (
-            lambda: UClip(nn.Linear(1, 1), Norm(1.0)),
+            lambda: UClip([param(1.0)], Norm(1.0), carry=True, nonfinite="ignore"),
+            ValueError,
+            "nonfinite must be 'skip', 'zero'",
+        ),
+        (
+            lambda: UClip([param(1.0)], Norm(1.0), carry=True, metrics_every=-1),
+            ValueError,
+            "metrics_every must be a whole number",
+        ),
+        (lambda: UClip([], Norm(1.0), carry=True), ValueError, "empty list: there are no parameters"),
+        (lambda: UClip([{"params": []}], Norm(1.0), carry=True), ValueError, "no parameters to clip"),
+        (
+            lambda: UClip(nn.Linear(1, 1), Norm(1.0), carry=True),
             TypeError,
             r"not a module: pass the optimizer, or model\.parameters",
         ),
-        (lambda: UClip(3, Norm(1.0)), TypeError, "needs an optimizer, a list of optimizers, or parameters; got int"),
-        (lambda: UClip(["a"], Norm(1.0)), TypeError, "the list holds something else: str"),
-        (lambda: UClip([SHARED, nn.Linear(1, 1)], Norm(1.0)), TypeError, "the list holds something else: Linear"),
-        (lambda: UClip(Norm(1.0), SHARED), TypeError, r"arguments are swapped: write UClip\(optimizer, Norm"),
-        (lambda: UClip(optim.SGD, Norm(1.0)), TypeError, r"SGD is a class: pass an instance.*uclipped\(SGD, region\)"),
         (
-            lambda: UClip(optim.lr_scheduler.StepLR(SHARED, 1), Norm(1.0)),
+            lambda: UClip(3, Norm(1.0), carry=True),
+            TypeError,
+            "needs an optimizer, a list of optimizers, or parameters; got int",
+        ),
+        (lambda: UClip(["a"], Norm(1.0), carry=True), TypeError, "the list holds something else: str"),
+        (
+            lambda: UClip([SHARED, nn.Linear(1, 1)], Norm(1.0), carry=True),
+            TypeError,
+            "the list holds something else: Linear",
+        ),
+        (
+            lambda: UClip(Norm(1.0), SHARED, carry=True),
+            TypeError,
+            r"arguments are swapped: write UClip\(optimizer, Norm",
+        ),
+        (
+            lambda: UClip(optim.SGD, Norm(1.0), carry=True),
+            TypeError,
+            r"SGD is a class: pass an instance.*uclipped\(SGD, region\)",
+        ),
+        (
+            lambda: UClip(optim.lr_scheduler.StepLR(SHARED, 1), Norm(1.0), carry=True),
             TypeError,
             r"not its learning-rate scheduler: pass scheduler\.optimizer",
         ),
-        (lambda: uclipped(optim.SGD, Norm(1.0), cary=True), TypeError, "cary"),
-        (lambda: uclipped(optim.SGD, 1.0), TypeError, "A bare number does not say"),
-        (lambda: UClip([{"lr": 1}], Norm(1.0)), TypeError, "needs the key 'params'"),
-        (lambda: UClip(optim.LBFGS([param(1.0)]), Norm(1.0)), TypeError, "LBFGS evaluates the gradient many times"),
-        (lambda: uclipped(optim.SGD([param(1.0)], lr=1), Norm(1.0)), TypeError, "This is an instance: write UClip"),
-        (lambda: uclipped(dict, Norm(1.0)), TypeError, "needs an optimizer class"),
+        (lambda: uclipped(optim.SGD, Norm(1.0), carry=True, cary=True), TypeError, "cary"),
+        (lambda: uclipped(optim.SGD, 1.0, carry=True), TypeError, "A bare number does not say"),
+        (lambda: UClip([{"lr": 1}], Norm(1.0), carry=True), TypeError, "needs the key 'params'"),
+        (
+            lambda: UClip(optim.LBFGS([param(1.0)]), Norm(1.0), carry=True),
+            TypeError,
+            "LBFGS evaluates the gradient many times",
+        ),
+        (
+            lambda: uclipped(optim.SGD([param(1.0)], lr=1), Norm(1.0), carry=True),
+            TypeError,
+            "This is an instance: write UClip",
+        ),
+        (lambda: uclipped(dict, Norm(1.0), carry=True), TypeError, "needs an optimizer class"),
     ],
 )
 def test_bad_input_gets_a_sentence(make, error, message):
@@ -412,18 +459,18 @@ def test_bad_input_gets_a_sentence(make, error, message):
 def test_attaching_twice_and_mixing_forms():
     p = param(0.0)
     optimizer = optim.SGD([p], lr=1.0)
-    clipper = UClip(optimizer, Norm(1.0))
-    for again in (lambda: UClip(optimizer, Norm(2.0)), lambda: UClip([p], Norm(1.0))):
+    clipper = UClip(optimizer, Norm(1.0), carry=True)
+    for again in (lambda: UClip(optimizer, Norm(2.0), carry=True), lambda: UClip([p], Norm(1.0), carry=True)):
         with pytest.raises(RuntimeError, match=r"clipped already, by UClip\(SGD, Norm.*call \.remove\(\)"):
             again()
     with pytest.raises(RuntimeError, match="do not call clip_"):
         clipper.clip_()
     clipper.remove()
-    explicit = UClip([p], Norm(1.0))
+    explicit = UClip([p], Norm(1.0), carry=True)
     with pytest.raises(RuntimeError, match=r"clipped already, by UClip\(parameters"):
-        UClip(optimizer, Norm(1.0))
+        UClip(optimizer, Norm(1.0), carry=True)
     del explicit
-    UClip(optimizer, Norm(1.0))
+    UClip(optimizer, Norm(1.0), carry=True)
 
 
 def test_wrapped_optimizers_say_how_to_unwrap():
@@ -438,9 +485,9 @@ def test_wrapped_optimizers_say_how_to_unwrap():
 
     inner = optim.SGD([param(0.0)], lr=1.0)
     with pytest.raises(TypeError, match=r"wrapper without step hooks.*UClip\(wrapped\.optimizer, \.\.\.\) \(a SGD\)"):
-        UClip(Wrapper(inner), Norm(1.0))
+        UClip(Wrapper(inner), Norm(1.0), carry=True)
     with pytest.raises(TypeError, match="use the explicit form"):
-        UClip(Bare(), Norm(1.0))
+        UClip(Bare(), Norm(1.0), carry=True)
 
 
 def test_schedules_and_shapes_are_checked_when_they_are_used():
@@ -453,7 +500,7 @@ def test_schedules_and_shapes_are_checked_when_they_are_used():
     ):
         p = nn.Parameter(torch.zeros(2, 3))
         p.grad = torch.ones(2, 3)
-        clipper = UClip([p], region)
+        clipper = UClip([p], region, carry=True)
         with pytest.raises(error, match=message):
             clipper.clip_()
         assert ledger(clipper).steps == 0

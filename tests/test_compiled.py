@@ -35,7 +35,7 @@ def pair(region, **options):
     for compile in (False, True):
         params = [nn.Parameter(torch.zeros(shape)) for shape in ((5, 4), (7,), (2, 3, 4))]
         optimizer = optim.AdamW(params, lr=0.1, fused=True)
-        clipper = UClip(optimizer, region, compile=compile, metrics_every=2, **options)
+        clipper = UClip(optimizer, region, compile=compile, metrics_every=2, **{"carry": True, **options})
         force(clipper, small=2, worth=2)
         made.append((params, optimizer, clipper))
     return made
@@ -77,7 +77,7 @@ def test_skips_metrics_and_state_are_those_of_the_eager_step(region, device):
 def test_neither_schedules_nor_other_models_compile_anew():
     def train(region, sizes, steps):
         params = [nn.Parameter(torch.zeros(size)) for size in sizes]
-        clipper = UClip(params, region, compile=True, metrics_every=0)
+        clipper = UClip(params, region, carry=True, compile=True, metrics_every=0)
         force(clipper, small=2, worth=2)
         for _ in range(steps):
             for p in params:
@@ -101,7 +101,7 @@ def test_nothing_is_lost_in_bfloat16(region):
     """Trap: the compiler drops the rounding to bfloat16, and what rounding cuts off is lost (errors of 1e-2)."""
     torch.manual_seed(0)
     p = nn.Parameter(torch.zeros(257, dtype=torch.bfloat16))
-    clipper = UClip([p], region, compile=True, metrics_every=0)
+    clipper = UClip([p], region, carry=True, compile=True, metrics_every=0)
     force(clipper, small=2, worth=2)
     given, sent = torch.zeros(257, dtype=torch.float64), torch.zeros(257, dtype=torch.float64)
     for _ in range(200):
@@ -154,7 +154,7 @@ import torch
 from carryclip import Component
 from carryclip.torch import UClip
 p = torch.nn.Parameter(torch.zeros(3, 100_000))
-clipper = UClip([p], Component(1.0), compile=True)
+clipper = UClip([p], Component(1.0), carry=True, compile=True)
 for _ in range(3):
     p.grad = torch.full_like(p, 3.0)
     clipper.clip_()
@@ -177,7 +177,7 @@ def test_auto_leaves_small_models_alone(monkeypatch):
 
     monkeypatch.setattr(_compiled, "applied", fail)
     p = nn.Parameter(torch.zeros(1000, 300))
-    clipper = UClip([p], Component(1.0), compile="auto")
+    clipper = UClip([p], Component(1.0), carry=True, compile="auto")
     p.grad = torch.full_like(p, 3.0)
     clipper.clip_()
     assert (p.grad == 1.0).all()
@@ -188,7 +188,7 @@ def test_auto_leaves_small_models_alone(monkeypatch):
 
 def test_the_choice_survives_a_copy_and_is_checked():
     p = nn.Parameter(torch.zeros(3))
-    clipper = UClip([p], Component(1.0), compile="auto", carry_dtype="bfloat16")
+    clipper = UClip([p], Component(1.0), carry=True, compile="auto", carry_dtype="bfloat16")
     p.grad = torch.full_like(p, 3.0)
     clipper.clip_()
     twin = copy.deepcopy(clipper)
@@ -196,4 +196,4 @@ def test_the_choice_survives_a_copy_and_is_checked():
     assert twin.carry(0).dtype == torch.bfloat16
     for wrong in ("yes", 1, None):
         with pytest.raises(ValueError, match='compile must be True, False or "auto"'):
-            UClip([nn.Parameter(torch.zeros(3))], Component(1.0), compile=wrong)
+            UClip([nn.Parameter(torch.zeros(3))], Component(1.0), carry=True, compile=wrong)

@@ -7,7 +7,7 @@ import optax
 import pytest
 import torch
 
-from carryclip import EWMA, Adaptive, Component, Gated, Norm, Sign
+from carryclip import EWMA, Adaptive, Component, Drip, Gated, Norm, Shrunk, Sign
 from carryclip.optax import uclip
 from carryclip.torch import UClip
 
@@ -23,6 +23,10 @@ RULES = {
     "norm gated": (Norm(0.3), Gated()),
     "adaptive": (Adaptive(mean=1, std=0.5, moments=EWMA()), Gated()),
     "sign": (Sign(0.1), True),
+    "norm drip": (Norm(0.3), Drip()),
+    "component drip": (Component(0.1), Drip()),
+    "norm shrunk": (Norm(0.3), Shrunk()),
+    "adaptive shrunk": (Adaptive(mean=1, std=0.5, moments=EWMA()), Shrunk()),
 }
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from carryclip import Capped, CarryClipWarning, Component, Gated, Leaky, Norm
+from carryclip import Capped, CarryClipWarning, Component, Drip, Gated, Leaky, Norm, Shrunk
 from carryclip.torch import UClip
 
 BOTH = pytest.mark.parametrize("region", [Component(1.0), Norm(1.0)], ids=repr)
@@ -25,9 +25,9 @@ def descend(region, carry, start, steps=2000, spike_at=None, spike=1e4):
 
 
 @BOTH
-@pytest.mark.filterwarnings("ignore:.*as after a very large gradient")
+@pytest.mark.filterwarnings("ignore:.*a very large gradient")
 def test_windup_full_carry_overshoots_and_warns(region):
-    with pytest.warns(CarryClipWarning, match=r"winding up.*Use carry=Gated\(\), or a larger radius"):
+    with pytest.warns(CarryClipWarning, match=r"winding up.*With SGD, leave carry= out.*larger radius"):
         path = descend(region, True, 100.0)
     assert path.min() == pytest.approx(-98, abs=1)
 
@@ -125,20 +125,23 @@ def test_radius_zero_and_infinity_inside_a_step_give_no_nan():
 
 def test_a_spike_warns():
     p = nn.Parameter(torch.zeros(1))
-    clipper = UClip([p], Component(1.0), metrics_every=1)
+    clipper = UClip([p], Component(1.0), carry=True, metrics_every=1)
     p.grad = torch.tensor([1e4])
     clipper.clip_()
-    with pytest.warns(CarryClipWarning, match=r"1e\+04 radii, as after a very large gradient.*Capped\(100\)"):
+    with pytest.warns(
+        CarryClipWarning,
+        match=r"1e\+04 of which came at once.*Look for the batch.*Leave carry= out",
+    ):
         assert clipper.metrics()["carry_ratio"] == pytest.approx(9999)
 
 
-@pytest.mark.filterwarnings("ignore:.*as after a very large gradient")
+@pytest.mark.filterwarnings("ignore:.*a very large gradient")
 def test_undrainable_carry_warns():
     p = nn.Parameter(torch.zeros(1))
-    clipper = UClip([p], Component(1e-3), metrics_every=1)
+    clipper = UClip([p], Component(1e-3), carry=True, metrics_every=1)
     p.grad = torch.tensor([1e5])
     clipper.clip_()
-    with pytest.warns(CarryClipWarning, match=r"1e\+08 radii; a float32 buffer cannot pay that back.*Capped\(100\)"):
+    with pytest.warns(CarryClipWarning, match=r"1e\+08 radii; a float32 buffer cannot pay that back.*Leave carry= out"):
         assert clipper.metrics()["carry_ratio"] == pytest.approx(1e8)
 
 
@@ -165,9 +168,68 @@ def test_a_closed_gate_and_a_cap_hold_in_narrow_types(dtype, size, radius):
 
 def test_the_feed_behind_the_warning_is_not_diluted_by_skipped_steps():
     p = nn.Parameter(torch.zeros(1))
-    clipper = UClip([p], Component(1.0), metrics_every=1)
+    clipper = UClip([p], Component(1.0), carry=True, metrics_every=1)
     for g in [float("nan")] * 9 + [50.0] * 7:
         p.grad = torch.tensor([g])
         clipper.clip_()
     with pytest.warns(CarryClipWarning, match=r"winding up.*average feed 0\.90"):
         assert clipper.metrics()["carry_feed"] == 1.0
+
+
+@pytest.mark.filterwarnings("default:.*often trains far worse")
+@pytest.mark.parametrize("carry", [True, Gated(), Capped(10), Leaky(0.9)], ids=repr)
+@pytest.mark.parametrize(
+    ("maker", "name"),
+    [
+        (lambda p: optim.AdamW(p), "AdamW"),
+        (lambda p: optim.SGD(p, lr=0.1, momentum=0.9), "SGD with momentum 0.9"),
+        (lambda p: optim.RMSprop(p), "RMSprop"),
+    ],
+    ids=["AdamW", "momentum", "RMSprop"],
+)
+def test_a_hasty_carry_is_warned_of_where_it_is_attached(maker, name, carry):
+    p = nn.Parameter(torch.zeros(1))
+    with pytest.warns(CarryClipWarning, match=f"in front of {name} often trains.*UClip\\(optimizer, Norm") as seen:
+        UClip(maker([p]), Norm(1.0), carry=carry)
+    assert len(seen) == 1
+    assert seen[0].filename == __file__
+
+
+@pytest.mark.filterwarnings("error:.*often trains far worse")
+def test_a_safe_carry_is_not_warned_of():
+    for maker in (lambda p: optim.AdamW(p), lambda p: optim.SGD(p, lr=0.1, momentum=0.9)):
+        for options in ({}, {"carry": False}, {"carry": Drip()}, {"carry": Shrunk()}):
+            UClip(maker([nn.Parameter(torch.zeros(1))]), Norm(1.0), **options)
+    UClip(optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1), Norm(1.0), carry=True)
+    UClip([nn.Parameter(torch.zeros(1))], Norm(1.0), carry=True)
+
+
+@pytest.mark.filterwarnings("default:.*gradients wait about")
+def test_a_long_delay_is_told_from_wind_up_and_from_a_spike():
+    """Noise ten radii large: by the law gradients wait about 50 steps; nothing winds up, and nothing is a spike."""
+    torch.manual_seed(0)
+    p = nn.Parameter(torch.zeros(1000))
+    optimizer = optim.SGD([p], lr=0.0, momentum=0.9)
+    clipper = UClip(optimizer, Norm(1.0), carry=True, metrics_every=1)
+
+    def train():
+        for _ in range(400):
+            p.grad = torch.randn(1000) * 10 / 1000**0.5
+            optimizer.step()
+
+    with pytest.warns(CarryClipWarning) as seen:
+        train()
+    assert clipper.metrics()["delay"] == pytest.approx(50.5, rel=0.15)
+    assert all("gradients wait about" in str(each.message) for each in seen)
+    assert "With SGD with momentum 0.9, leave carry= out" in str(seen[0].message)
+
+
+def test_the_default_never_waits():
+    torch.manual_seed(0)
+    for region in (Norm(1.0), Component(0.03)):
+        p = nn.Parameter(torch.zeros(1000))
+        clipper = UClip([p], region, metrics_every=1)
+        for _ in range(200):
+            p.grad = torch.randn(1000) * 10 / 1000**0.5
+            clipper.clip_()
+            assert clipper.metrics()["delay"] <= 2.0

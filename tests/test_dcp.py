@@ -183,7 +183,7 @@ def asked(form, region, carry, often):
         train(net, opt, [0], slice(step, step + 1))
     kept = ledger(clipper)
     found = [x.detach().clone() for p in net.parameters() for x in (p, clipper.carry(p))]
-    return [*found, *(kept.feed or ())], kept.steps, dict(clipper.metrics())
+    return [*found, *(kept.memory.known() if kept.memory else ())], kept.steps, dict(clipper.metrics())
 
 
 @pytest.mark.parametrize("form", ["UClip", "LocalUClip"])

@@ -363,3 +363,25 @@ def test_specs_survive_the_way_to_a_worker():
     for spec in grid.load("digits-smoke").specs:
         assert type(spec).from_canonical(spec.canonical) == spec
         assert json.loads(spec.canonical)["seed"] == spec.seed
+
+
+@pytest.mark.parametrize("batch", [20, 64])
+def test_samples_are_of_the_steps_that_are_sampled(monkeypatch, batch):
+    """Of which the clipper, left to itself, measures others."""
+    from carryclip.experiments.methods import Samples
+    from carryclip.experiments.spec import Spec
+    from carryclip.experiments.training import train
+
+    seen = []
+    take = Samples.take
+
+    def spy(self, norm, clipper):
+        seen.append((float(norm), clipper.metrics()["grad_norm"]))
+        take(self, norm, clipper)
+
+    monkeypatch.setattr(Samples, "take", spy)
+    spec = Spec(task="digits", optimizer="sgd", lr=0.1, batch=batch, epochs=2, seed=3, region="Norm(0.5)", carry="full")
+    list(train(spec))
+    assert len(seen) >= 20
+    for norm, told in seen:
+        assert told == pytest.approx(norm, rel=1e-5)

@@ -104,7 +104,9 @@ def test_a_radius_above_the_gradients_bound_does_something_once_there_is_a_carry
     """gamma_t >= G is called a no-op, so that gamma_t <= G could be assumed; it is not one for radii that change."""
     gradients = [np.array([1.0])] * 4
     radii = [0.1, 0.1, 3.0, 3.0]
-    given, assumed = (reference.UClip(Component(lambda t, r=r: r[t])) for r in (radii, np.minimum(radii, 1.0).tolist()))
+    given, assumed = (
+        reference.UClip(Component(lambda t, r=r: r[t]), carry=True) for r in (radii, np.minimum(radii, 1.0).tolist())
+    )
     updates = [[float(clipper.step([g])[0][0]) for g in gradients] for clipper in (given, assumed)]
     assert updates[0] == pytest.approx([0.1, 0.1, 2.8, 1.0])
     assert updates[1] == pytest.approx([0.1, 0.1, 1.0, 1.0])

@@ -19,6 +19,7 @@ from seam import ledger
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.filterwarnings("error::carryclip.diagnosis.CarryClipWarning"),
+    pytest.mark.filterwarnings("ignore:.*(often trains far worse|gradients wait about)"),
 ]
 STEPS = 12
 
@@ -52,9 +53,15 @@ def by_hand(region, carry, lr=0.05):
     return [p.detach() for p in module.parameters()]
 
 
+def reports(caught):
+    """Warnings of ours, but for those that say what a hasty carry does to AdamW."""
+    said = [str(each.message) for each in caught if each.category is CarryClipWarning]
+    return [each for each in said if "often trains far worse" not in each and "gradients wait about" not in each]
+
+
 def check_reported(caught, remedy):
     """One warning that names the remedy, or none."""
-    said = [str(each.message) for each in caught if each.category is CarryClipWarning]
+    said = reports(caught)
     assert len(said) == (remedy is not None)
     assert all("clips" in each and remedy in each for each in said)
 
@@ -81,7 +88,7 @@ def fit(self, owners, weakref):
 def test_names_say_where_in_the_step_a_number_is_taken():
     weight = nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.SGD([weight], lr=1.0)
-    clipper = UClip(optimizer, Norm(1.0))
+    clipper = UClip(optimizer, Norm(1.0), carry=True)
     assert set(scalars(clipper.metrics())) == {"uclip/clip/skipped_steps", "uclip/carry/dropped_norm"}
     weight.grad = torch.tensor([3.0, 4.0])
     optimizer.step()
@@ -99,7 +106,7 @@ def test_tensorboard_gets_the_curves(tmp_path):
 
     weight = nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.SGD([weight], lr=1.0)
-    clipper = UClip(optimizer, Norm(1.0), metrics_every=1)
+    clipper = UClip(optimizer, Norm(1.0), carry=True, metrics_every=1)
     with SummaryWriter(tmp_path) as writer:
         for step in range(3):
             weight.grad = torch.tensor([3.0, 4.0])
@@ -109,6 +116,44 @@ def test_tensorboard_gets_the_curves(tmp_path):
     assert set(events.Tags()["scalars"]) == {f"uclip/{name}" for name in NAMES.values()}
     carries = [event.value for event in events.Scalars("uclip/carry/norm")]
     assert carries == pytest.approx([4.0, 8.0, 12.0])
+
+
+# ---------------------------------------------------------------------- arguments
+
+BAD_ARGUMENTS = [
+    ((1.0,), {}, TypeError, r"A bare number does not say what to clip: write Norm\(1\.0\)"),
+    ((Norm,), {}, TypeError, "Norm is the class"),
+    ((Norm(1.0), "gated"), {}, TypeError, "Unknown carry policy 'gated'"),
+    ((Norm(1.0),), {"nonfinite": "ignore"}, ValueError, "nonfinite must be 'skip', 'zero'"),
+    ((Norm(1.0),), {"metrics_every": -1}, ValueError, "metrics_every must be a whole number"),
+    ((Norm(1.0),), {"metric_every": 1}, TypeError, "UClipCallback: got an unexpected.*'metric_every'; the options of"),
+    ((Norm(1.0),), {"compile": "yes"}, ValueError, "compile must be True"),
+    ((Norm(1.0),), {"carry_dtype": "float16"}, ValueError, "carry_dtype must be None"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "options", "error", "message"), BAD_ARGUMENTS)
+def test_callbacks_check_their_arguments_when_they_are_made(tmp_path, arguments, options, error, message):
+    from carryclip.integrations import lightning, transformers
+
+    trainer = hf_trainer(tmp_path)
+    callbacks = list(trainer.callback_handler.callbacks)
+    for make in (
+        lightning.UClipCallback,
+        transformers.UClipCallback,
+        lambda *a, **b: transformers.attach(trainer, *a, **b),
+    ):
+        with pytest.raises(error, match=message):
+            make(*arguments, **options)
+    assert trainer.callback_handler.callbacks == callbacks
+
+
+def test_attach_says_what_it_needs():
+    from carryclip.integrations.transformers import attach
+
+    optimizer = torch.optim.SGD(net().parameters(), lr=0.1)
+    with pytest.raises(TypeError, match=r"attach needs the Trainer, got SGD.*UClip\(optimizer, Norm\(1\.0\)\)"):
+        attach(optimizer, Norm(1.0), carry=True)
 
 
 # ---------------------------------------------------------------------- Lightning
@@ -131,7 +176,7 @@ def lightning_fit(
         def configure_optimizers(self):
             optimizer = torch.optim.AdamW(self.parameters(), lr=0.05)
             if region is not None:
-                UClip(optimizer, region)
+                UClip(optimizer, region, carry=True)
             return optimizer
 
     trainer = lightning.Trainer(
@@ -180,7 +225,7 @@ def test_lightning_resumes_bit_equal(tmp_path, region):
 def test_lightning_that_clips_too_is_reported_once(tmp_path, form, clip):
     from carryclip.integrations.lightning import UClipCallback
 
-    callback = UClipCallback(Norm(0.3)) if form == "callback" else None
+    callback = UClipCallback(Norm(0.3), carry=True) if form == "callback" else None
     own = None if form == "callback" else Norm(0.3)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -211,11 +256,31 @@ def test_lightning_logs_a_measurement_once(tmp_path):
     from carryclip.integrations.lightning import UClipCallback
 
     logger = CSVLogger(tmp_path)
-    # Measured at steps 0 and 11 of 24, and logged every 5 steps.
-    lightning_fit(tmp_path, UClipCallback(Norm(0.3), metrics_every=11), logger=logger)
+    # Measured at the 1st, 11th and 22nd of 24 steps, and logged every 5 steps: the last is told of by none.
+    lightning_fit(tmp_path, UClipCallback(Norm(0.3), carry=True, metrics_every=11), logger=logger)
     logger.save()
     assert len(logged(tmp_path, "uclip/before_clip/gradient_norm")) == 2
     assert len(logged(tmp_path, "uclip/clip/skipped_steps")) == 4
+
+
+def test_lightning_logs_figures_of_the_step_that_it_logs(tmp_path):
+    from lightning.pytorch.loggers import Logger
+
+    from carryclip.integrations.lightning import UClipCallback
+
+    class Seen(Logger):
+        name, version, lines = "seen", 0, []
+
+        def log_hyperparams(self, *args, **kwargs):
+            pass
+
+        def log_metrics(self, metrics, step=None):
+            if "uclip/before_clip/gradient_norm" in metrics:
+                self.lines.append((step, callback.clippers[0].metrics().step))
+
+    callback = UClipCallback(Norm(0.3), carry=True, metrics_every=5)
+    lightning_fit(tmp_path, callback, logger=Seen())
+    assert Seen.lines == [(4, 4), (9, 9), (14, 14), (19, 19)]  # Lightning counts from 0 as well
 
 
 # ---------------------------------------------------------------------- Hugging Face
@@ -304,11 +369,38 @@ def test_the_hf_trainer_logs_a_measurement_once(tmp_path):
     from carryclip.integrations.transformers import attach
 
     trainer = hf_trainer(tmp_path)
-    attach(trainer, Norm(0.3), metrics_every=5)  # at steps 0, 5 and 10 of 12, logged after 3, 6, 9 and 12
+    attach(
+        trainer, Norm(0.3), carry=True, metrics_every=5
+    )  # the 1st, 5th and 10th step of 12; logged after the 3rd, 6th, 9th and 12th
     trainer.train()
     lines = [line for line in trainer.state.log_history if "loss" in line]
     assert ["uclip/before_clip/gradient_norm" in line for line in lines] == [True, True, False, True]
     assert all("uclip/clip/skipped_steps" in line for line in lines)
+
+
+def test_the_hf_trainer_logs_figures_of_the_step_that_it_logs(tmp_path):
+    from carryclip.integrations.transformers import attach
+
+    trainer = hf_trainer(tmp_path, max_grad_norm=1e9)  # too large to clip anything, and yet the trainer logs the norm
+    attach(trainer, Norm(0.3), carry=True, metrics_every=3)
+    with pytest.warns(CarryClipWarning, match="max_grad_norm=1e\\+09"):
+        trainer.train()
+    lines = [line for line in trainer.state.log_history if "loss" in line]
+    assert [line["step"] for line in lines] == [3, 6, 9, 12]
+    for line in lines:
+        assert line["uclip/before_clip/gradient_norm"] == pytest.approx(line["grad_norm"], rel=1e-5)
+
+
+def test_a_trainer_that_clips_is_reported_once_though_its_norms_show_it_too(tmp_path):
+    from carryclip.integrations.transformers import attach
+
+    trainer = hf_trainer(tmp_path, max_grad_norm=0.01)
+    attach(trainer, Norm(0.01), carry=True, metrics_every=1)
+    with pytest.warns(CarryClipWarning) as caught:
+        trainer.train()
+    lines = [line for line in trainer.state.log_history if "loss" in line]
+    assert [line["uclip/before_clip/gradient_norm"] for line in lines] == pytest.approx([0.01] * len(lines), rel=1e-4)
+    assert ["max_grad_norm=0.01" in said for said in reports(caught)] == [True]
 
 
 def test_a_model_in_bfloat16_resumes_bit_equal_if_attached(tmp_path):
@@ -317,7 +409,7 @@ def test_a_model_in_bfloat16_resumes_bit_equal_if_attached(tmp_path):
     runs = []
     for checkpoint in (None, str(tmp_path / f"checkpoint-{STEPS // 2}")):
         trainer = hf_trainer(tmp_path, dtype=torch.bfloat16)
-        callback = attach(trainer, Component(0.05))
+        callback = attach(trainer, Component(0.05), carry=True)
         trainer.train(resume_from_checkpoint=checkpoint)
         runs.append([*weights(trainer), *(callback.clipper.carry(p) for p in trainer.model.net.parameters())])
     torch.testing.assert_close(runs[1], runs[0], rtol=0, atol=0)
@@ -329,13 +421,13 @@ def test_a_model_in_bfloat16_resumes_bit_equal_if_attached(tmp_path):
 def test_the_hf_trainers_default_clipping_is_reported_once(tmp_path, form, limit):
     from carryclip.integrations.transformers import UClipCallback, attach
 
-    callbacks = [UClipCallback(Norm(0.3))] if form == "callback" else None
+    callbacks = [UClipCallback(Norm(0.3), carry=True)] if form == "callback" else None
     trainer = hf_trainer(tmp_path, max_grad_norm=limit, callbacks=callbacks)
     if form == "attach":
-        attach(trainer, Norm(0.3))
+        attach(trainer, Norm(0.3), carry=True)
     elif form == "own":
         trainer.optimizer = torch.optim.AdamW(trainer.model.parameters(), lr=0.05)
-        UClip(trainer.optimizer, Norm(0.3))
+        UClip(trainer.optimizer, Norm(0.3), carry=True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer.train()
@@ -348,7 +440,7 @@ def test_the_hf_trainer_reports_to_tensorboard(tmp_path):
     from carryclip.integrations.transformers import attach
 
     trainer = hf_trainer(tmp_path, report=["tensorboard"])
-    attach(trainer, Norm(0.3))
+    attach(trainer, Norm(0.3), carry=True)
     trainer.train()
     files = list(tmp_path.rglob("events.out.tfevents.*"))
     tags = {tag for file in files for tag in EventAccumulator(str(file)).Reload().Tags()["scalars"]}

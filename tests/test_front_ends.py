@@ -62,7 +62,7 @@ def test_a_skipped_step_sends_nothing_of_an_odd_gradient(kind, bad, region):
     make, shape, dtype = ODD[kind]
     p = parameter(*shape, dtype=dtype)
     optimizer = optim.SGD([p], lr=1.0)
-    clipper = UClip(optimizer, region)
+    clipper = UClip(optimizer, region, carry=True)
     p.grad = make(5.0)
     optimizer.step()
     weights, owed = p.detach().clone(), clipper.carry(p).clone()
@@ -82,7 +82,7 @@ def test_a_neighbours_bad_gradient_keeps_an_odd_one_back(kind, region):
     make, shape, dtype = ODD[kind]
     p, q = parameter(*shape, dtype=dtype), parameter(2)
     optimizer = optim.SGD([p, q], lr=1.0)
-    clipper = UClip(optimizer, region)
+    clipper = UClip(optimizer, region, carry=True)
     p.grad, q.grad = make(100.0), torch.tensor([math.inf, 1.0])
     optimizer.step()
     assert has_only_zeros(p.grad)
@@ -95,7 +95,7 @@ def test_a_neighbours_bad_gradient_keeps_an_odd_one_back(kind, region):
 def test_a_skipped_step_sends_nothing_in_the_explicit_form(kind):
     make, shape, dtype = ODD[kind]
     p = parameter(*shape, dtype=dtype)
-    clipper = UClip([p], Norm(1.0))
+    clipper = UClip([p], Norm(1.0), carry=True)
     p.grad = make(math.nan)
     clipper.clip_()
     assert has_only_zeros(p.grad)
@@ -125,7 +125,7 @@ def test_each_gradient_is_taken_in_once_when_optimizers_take_turns(region, to_no
     generator = torch.Generator().manual_seed(0)
     made = [[parameter(3, dtype=torch.float64), parameter(2, 2, dtype=torch.float64)] for _ in range(2)]
     optimizers = [optim.SGD(made[0], lr=0.1), optim.SGD(made[1], lr=0.1, momentum=0.9)]
-    clipper = UClip(optimizers, region)
+    clipper = UClip(optimizers, region, carry=True)
     owed = {p: torch.zeros_like(p) for params in made for p in params}
     for _ in range(40):
         for optimizer, params, times in zip(optimizers, made, turns, strict=True):
@@ -143,7 +143,7 @@ def test_each_gradient_is_taken_in_once_when_optimizers_take_turns(region, to_no
 def test_a_gradient_that_waits_for_its_step_is_left_as_it_was_clipped():
     a, b = parameter(2), parameter(2)
     first, second = optim.SGD([a], lr=1.0), optim.SGD([b], lr=1.0)
-    clipper = UClip([first, second], Norm(1.0))
+    clipper = UClip([first, second], Norm(1.0), carry=True)
     a.grad, b.grad = torch.tensor([3.0, 0.0]), torch.tensor([0.0, 4.0])
     first.step()
     waiting, owed = b.grad.clone(), clipper.carry(b).clone()
@@ -160,7 +160,7 @@ def test_a_gradient_that_waits_for_its_step_is_left_as_it_was_clipped():
 def test_a_gradient_that_was_stepped_with_is_out_of_the_next_norm():
     a, b = parameter(1), parameter(1)
     first, second = optim.SGD([a], lr=1.0), optim.SGD([b], lr=1.0)
-    UClip([first, second], Norm(1.0))
+    UClip([first, second], Norm(1.0), carry=True)
     b.grad = torch.tensor([100.0])
     second.step()
     a.grad = torch.tensor([100.0])
@@ -176,7 +176,7 @@ def test_a_gradient_that_was_stepped_with_is_out_of_the_next_norm():
 def test_several_optimizers_refuse_gradients_that_are_still_scaled(unscaled, fused):
     a, b = parameter(1), parameter(1)
     optimizers = [optim.SGD([a], lr=1.0, fused=fused), optim.Adam([b], lr=1.0, fused=fused)]
-    clipper = UClip(optimizers, Norm(1.0))
+    clipper = UClip(optimizers, Norm(1.0), carry=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     scaler.scale(a + b).sum().backward()
     for k in unscaled:
@@ -221,7 +221,7 @@ def alone(model):
 
 def attached(model):
     optimizers = [optim.Adam(model.parameters())]
-    clipper = UClip(optimizers[0], Norm(1.0))
+    clipper = UClip(optimizers[0], Norm(1.0), carry=True)
     train(model, optimizers)
     return optimizers, clipper
 
@@ -236,27 +236,27 @@ def gated(model):
 
 def several(model):
     optimizers = [optim.SGD([model.weight], lr=0.1), optim.Adam([model.bias])]
-    clipper = UClip(optimizers, Norm(1.0))
+    clipper = UClip(optimizers, Norm(1.0), carry=True)
     train(model, optimizers)
     return optimizers, clipper
 
 
 def explicit(model):
     optimizers = [optim.SGD(model.parameters(), lr=0.1)]
-    clipper = UClip(model.parameters(), Norm(1.0))
+    clipper = UClip(model.parameters(), Norm(1.0), carry=True)
     train(model, optimizers, clipper)
     return optimizers, clipper
 
 
 def by_class(model):
-    optimizers = [uclipped(optim.Adam, Norm(1.0))(model.parameters())]
+    optimizers = [uclipped(optim.Adam, Norm(1.0), carry=True)(model.parameters())]
     train(model, optimizers)
     return optimizers, optimizers[0].uclip
 
 
 def local(model):
     optimizers = [optim.SGD(model.parameters(), lr=0.1)]
-    clipper = LocalUClip(model, optimizers[0], Norm(1.0))
+    clipper = LocalUClip(model, optimizers[0], Norm(1.0), carry=True)
     train(model, optimizers)
     return optimizers, clipper
 
@@ -280,7 +280,7 @@ def test_a_clipper_that_only_its_optimizer_holds_goes_on():
     with no_collector():
         p = parameter(1)
         optimizer = optim.SGD([p], lr=1.0)
-        UClip(optimizer, Norm(1.0))
+        UClip(optimizer, Norm(1.0), carry=True)
         gc.collect()
         p.grad = torch.tensor([5.0])
         optimizer.step()
@@ -295,7 +295,7 @@ def test_a_parameter_unfrozen_after_attaching_is_clipped():
     net.a, net.b = parameter(1), parameter(1)
     net.b.requires_grad_(False)
     optimizer = optim.SGD(net.parameters(), lr=1.0)
-    clipper = LocalUClip(net, optimizer, Component(1.0))
+    clipper = LocalUClip(net, optimizer, Component(1.0), carry=True)
     (3 * net.a).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -323,7 +323,7 @@ def with_unused(rank, region, cap, absent):
         Pair(), find_unused_parameters=True, **({} if cap is None else {"bucket_cap_mb": cap})
     )
     optimizer = optim.SGD(net.parameters(), lr=1.0)
-    clipper = LocalUClip(net, optimizer, region, metrics_every=0)
+    clipper = LocalUClip(net, optimizer, region, carry=True, metrics_every=0)
     moves, owed = [], []
     for one, other in ((0.0, 100.0), (0.5, None if rank in absent else 0.0), (0.0, 0.0)):
         before = [p.item() for p in net.parameters()]
@@ -360,7 +360,7 @@ def test_a_pass_may_bring_a_gradient_without_entries(region, shape, every):
     net = nn.Module()
     net.empty, net.a = parameter(*shape), parameter(1)
     optimizer = optim.SGD(net.parameters(), lr=1.0)
-    clipper = LocalUClip(net, optimizer, region, metrics_every=every)
+    clipper = LocalUClip(net, optimizer, region, carry=True, metrics_every=every)
     for _ in range(2):
         optimizer.zero_grad()
         (net.empty.sum() + 3 * net.a.sum()).backward()
@@ -373,7 +373,7 @@ def test_a_pass_may_bring_nothing_but_gradients_without_entries():
     net = nn.Module()
     net.empty, net.a = parameter(0), parameter(1)
     optimizer = optim.SGD(net.parameters(), lr=1.0)
-    LocalUClip(net, optimizer, Norm(1.0))
+    LocalUClip(net, optimizer, Norm(1.0), carry=True)
     net.empty.sum().backward()
     optimizer.step()
     (3 * net.a).sum().backward()
@@ -396,7 +396,7 @@ def test_a_pass_may_bring_nothing_but_gradients_without_entries():
 )
 def test_a_vector_of_its_own_may_be_without_entries(region, options, every):
     empty, p = parameter(0, 3), parameter(2)
-    clipper = UClip([empty, p], region, metrics_every=every, **options)
+    clipper = UClip([empty, p], region, metrics_every=every, **{"carry": True, **options})
     for _ in range(2):
         empty.grad, p.grad = torch.zeros(0, 3), torch.tensor([3.0, 0.0])
         clipper.clip_()
@@ -430,8 +430,8 @@ def test_an_optimizer_without_hooks_is_refused_with_a_way_out(kind):
     p = parameter(1)
     optimizer = kind([p])
     with pytest.raises(TypeError, match=r"hooks.*explicit form"):
-        UClip(optimizer, Norm(1.0))
-    clipper = UClip([p], Norm(1.0))
+        UClip(optimizer, Norm(1.0), carry=True)
+    clipper = UClip([p], Norm(1.0), carry=True)
     p.grad = torch.tensor([3.0])
     clipper.clip_()
     assert p.grad.item() == 1.0
@@ -486,7 +486,7 @@ def compiled_run(region, options, start=0, stop=4, saved=None, every=0):
     """Weights and state of a run with a tensor that is worked on in stretches when it is measured."""
     p = parameter(COUNT)
     optimizer = optim.SGD([p], lr=1.0)
-    UClip(optimizer, region, compile=True, metrics_every=every, **options)
+    UClip(optimizer, region, compile=True, metrics_every=every, **{"carry": True, **options})
     if saved is not None:
         p.data.copy_(saved[0])
         optimizer.load_state_dict(saved[1])
@@ -523,7 +523,7 @@ def test_a_compiled_run_in_bfloat16_resumes_bit_equal(region, options):
 def tiny_steps(region, count, size, where=lambda clipper: None, **options):
     """Updates and carry of ten steps with gradients of about this size in each coordinate, as float64."""
     p = parameter(count)
-    clipper = UClip([p], region, **options)
+    clipper = UClip([p], region, **{"carry": True, **options})
     where(clipper)
     generator = torch.Generator().manual_seed(0)
     given, sent = torch.zeros(count, dtype=torch.float64), torch.zeros(count, dtype=torch.float64)
@@ -580,7 +580,7 @@ def test_a_huge_radius_of_coordinates_leaves_gradients_alone(carry, place, radiu
 @pytest.mark.parametrize("region", [Norm(1.0), Component(1.0)], ids=repr)
 def test_metrics_are_of_no_step_until_one_counts(region, place):
     p = parameter(2)
-    clipper = UClip([p], region, metrics_every=1)
+    clipper = UClip([p], region, carry=True, metrics_every=1)
     PLACES[place](clipper)
     p.grad = torch.tensor([math.nan, 1.0])
     clipper.clip_()
@@ -599,7 +599,7 @@ def test_metrics_are_of_no_step_until_one_counts(region, place):
 @pytest.mark.parametrize("region", [Norm(1.0), Component(1.0)], ids=repr)
 def test_a_skipped_step_does_not_give_its_number_to_older_figures(region, place):
     p = parameter(2)
-    clipper = UClip([p], region, metrics_every=1)
+    clipper = UClip([p], region, carry=True, metrics_every=1)
     PLACES[place](clipper)
     p.grad = torch.tensor([3.0, 4.0])
     clipper.clip_()
@@ -612,7 +612,7 @@ def test_a_skipped_step_does_not_give_its_number_to_older_figures(region, place)
 
 def test_a_measured_step_that_is_skipped_is_made_up_for():
     p = parameter(2)
-    clipper = UClip([p], Norm(1.0), metrics_every=10)
+    clipper = UClip([p], Norm(1.0), carry=True, metrics_every=10)
     for k in range(3):
         p.grad = torch.tensor([math.nan if k == 0 else 3.0, 4.0])
         clipper.clip_()
@@ -623,7 +623,7 @@ def test_a_measured_step_that_is_skipped_is_made_up_for():
 def test_metrics_of_passes_are_of_no_step_until_one_counts():
     net = nn.Linear(1, 1, bias=False)
     optimizer = optim.SGD(net.parameters(), lr=0.0)
-    clipper = LocalUClip(net, optimizer, Norm(1.0), metrics_every=1)
+    clipper = LocalUClip(net, optimizer, Norm(1.0), carry=True, metrics_every=1)
     for size, step in ((math.nan, -1), (5.0, 1), (math.nan, 1)):
         optimizer.zero_grad()
         net(torch.full((1, 1), size)).sum().backward()
@@ -657,7 +657,7 @@ def test_small_drops_are_not_lost_behind_a_large_one(region):
 def narrow_run():
     p = parameter(3)
     optimizer = optim.SGD([p], lr=0.1)
-    clipper = UClip(optimizer, Norm(1.0), carry_dtype="bfloat16")
+    clipper = UClip(optimizer, Norm(1.0), carry=True, carry_dtype="bfloat16")
     for _ in range(3):
         p.grad = torch.tensor([3.0, 4.0, 5.0])
         optimizer.step()
@@ -670,7 +670,7 @@ def test_a_carry_in_bfloat16_is_taken_over_by_a_clipper_that_stores_all_of_it():
     clipper.remove()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        clipper = UClip(optimizer, Norm(1.0))
+        clipper = UClip(optimizer, Norm(1.0), carry=True)
     assert not [str(one.message) for one in said if "load without U-Clip" in str(one.message)]
     assert clipper.carry(p).dtype == torch.float32
     assert torch.equal(clipper.carry(p), owed.float())
@@ -686,7 +686,7 @@ def test_a_carry_in_bfloat16_is_loaded_by_a_clipper_that_stores_all_of_it(before
         twin.load_state_dict(saved)  # to the type of the parameters, which is wider
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        clipper = UClip(twin, Norm(1.0))
+        clipper = UClip(twin, Norm(1.0), carry=True)
         if before:
             twin.load_state_dict(saved)
     assert not [str(one.message) for one in said if "load without U-Clip" in str(one.message)]
@@ -729,7 +729,7 @@ def test_a_clipped_vectors_norm_is_the_radius_to_a_few_units(make, dtype):
     off = {}
     for count in (10, 1000, 1023, 4097, 100_000, 1_000_000):
         p = parameter(count, dtype=dtype)
-        clipper = UClip([p], Norm(1.0), metrics_every=0)
+        clipper = UClip([p], Norm(1.0), carry=True, metrics_every=0)
         p.grad = make(count).to(dtype)
         clipper.clip_()
         off[count] = units_off(p.grad, 1.0)
@@ -740,7 +740,7 @@ def test_a_clipped_vectors_norm_is_the_radius_to_a_few_units(make, dtype):
 def test_the_norm_of_many_tensors_is_the_radius_to_a_few_units(dtype):
     for sizes in ([7] * 300, [1000] * 50, [1, 300_000, 77, 200_000]):
         params = [parameter(size, dtype=dtype) for size in sizes]
-        clipper = UClip(params, Norm(1.0), metrics_every=0)
+        clipper = UClip(params, Norm(1.0), carry=True, metrics_every=0)
         for p, g in zip(params, lognormal(sum(sizes)).to(dtype).split(sizes), strict=True):
             p.grad = g.clone()
         clipper.clip_()

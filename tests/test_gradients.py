@@ -28,7 +28,7 @@ def test_a_closure_is_clipped_after_it_ran():
     for call in (lambda o, c: o.step(c), lambda o, c: o.step(closure=c)):
         p = param(0.0)
         optimizer = sgd(p)
-        clipper = UClip(optimizer, Component(1.0))
+        clipper = UClip(optimizer, Component(1.0), carry=True)
 
         def closure(p=p, optimizer=optimizer):
             optimizer.zero_grad()
@@ -42,7 +42,7 @@ def test_a_closure_is_clipped_after_it_ran():
 def test_closure_none_given_by_position():
     p = param(0.0)
     optimizer = sgd(p)
-    UClip(optimizer, Component(1.0))
+    UClip(optimizer, Component(1.0), carry=True)
     set_grad(p, 3.0)
     optimizer.step(None)
     assert p.item() == -1.0
@@ -56,7 +56,7 @@ def test_a_second_closure_call_in_one_step_is_refused():
 
     p = param(0.0)
     optimizer = Twice([p], lr=1.0)
-    UClip(optimizer, Component(1.0))
+    UClip(optimizer, Component(1.0), carry=True)
     with pytest.raises(RuntimeError, match="evaluated its closure twice"):
         optimizer.step(lambda: (3.0 * p).sum().backward())
 
@@ -64,7 +64,7 @@ def test_a_second_closure_call_in_one_step_is_refused():
 def test_accumulated_gradients_are_clipped_once_per_step():
     p = param(0.0)
     optimizer = sgd(p)
-    clipper = UClip(optimizer, Component(1.0))
+    clipper = UClip(optimizer, Component(1.0), carry=True)
     for _ in range(2):
         (2.0 * p).sum().backward()
     optimizer.step()
@@ -74,7 +74,7 @@ def test_accumulated_gradients_are_clipped_once_per_step():
 def test_none_holds_the_carry_and_zero_drains_it():
     a, b = param(0.0), param(0.0)
     optimizer = sgd(a, b)
-    clipper = UClip(optimizer, Component(1.0))
+    clipper = UClip(optimizer, Component(1.0), carry=True)
     set_grad(a, 3.0), set_grad(b, 3.0)
     optimizer.step()
     a.grad = None
@@ -86,7 +86,7 @@ def test_none_holds_the_carry_and_zero_drains_it():
 def test_a_parameter_without_gradient_stays_out_of_the_norm():
     a, b = param(0.0), param(0.0)
     optimizer = sgd(a, b)
-    clipper = UClip(optimizer, Norm(1.0))
+    clipper = UClip(optimizer, Norm(1.0), carry=True)
     set_grad(a, 30.0), set_grad(b, 40.0)
     optimizer.step()
     a.grad = None
@@ -99,7 +99,7 @@ def test_a_parameter_without_gradient_stays_out_of_the_norm():
 def test_moments_are_counted_per_parameter():
     a, b = param(0.0), param(0.0)
     optimizer = sgd(a, b)
-    clipper = UClip(optimizer, Adaptive(1, 0))
+    clipper = UClip(optimizer, Adaptive(1, 0), carry=True)
     for step in range(3):
         set_grad(a, 5.0 if step < 2 else 100.0)
         b.grad = torch.tensor([100.0]) if step == 2 else None
@@ -112,7 +112,7 @@ def test_frozen_parameters_are_left_out():
     net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
     net[0].requires_grad_(False)
     optimizer = optim.Adam(net.parameters(), lr=0.1)
-    clipper = UClip(optimizer, Norm(0.1))
+    clipper = UClip(optimizer, Norm(0.1), carry=True)
     net(torch.ones(3, 2)).sum().backward()
     optimizer.step()
     assert not clipper.carry(net[0].weight).any()
@@ -124,7 +124,7 @@ def test_duplicated_parameters_count_once():
     """Trap: torch only warns of them."""
     p = param(0.0)
     optimizer = sgd(p, p)
-    clipper = UClip(optimizer, Norm(5.0), metrics_every=1)
+    clipper = UClip(optimizer, Norm(5.0), carry=True, metrics_every=1)
     set_grad(p, 3.0)
     optimizer.step()
     assert clipper.metrics()["grad_norm"] == 3.0
@@ -135,7 +135,7 @@ def test_shared_parameters():
     shared = nn.Linear(2, 2, bias=False)
     net = nn.Sequential(shared, shared)
     optimizer = optim.SGD(net.parameters(), lr=0.1)
-    clipper = UClip(optimizer, Norm(0.1), metrics_every=1)
+    clipper = UClip(optimizer, Norm(0.1), carry=True, metrics_every=1)
     net(torch.ones(3, 2)).sum().backward()
     size = shared.weight.grad.norm().item()
     optimizer.step()
@@ -146,7 +146,7 @@ def test_expanded_gradients_are_cloned():
     """Trap: a gradient with stride 0 cannot be written in place."""
     p = nn.Parameter(torch.zeros(3))
     optimizer = sgd(p)
-    clipper = UClip(optimizer, Component(1.0))
+    clipper = UClip(optimizer, Component(1.0), carry=True)
     p.grad = torch.tensor(2.0).expand(3)
     optimizer.step()
     assert torch.equal(p, torch.full((3,), -1.0))
@@ -180,7 +180,7 @@ def test_sparse_rows_equal_dense_rows(region, maker):
     torch.manual_seed(0)
     embedding = nn.Embedding(6, 3, sparse=True)
     optimizer = maker(embedding.parameters())
-    clipper = UClip(optimizer, region)
+    clipper = UClip(optimizer, region, carry=True)
     weight = embedding.weight
     dense = torch.zeros(6, 3)
     for rows in ([1, 3, 3], [3, 4], [1]):
@@ -215,7 +215,7 @@ def test_an_empty_sparse_gradient_and_an_empty_parameter():
     embedding = nn.Embedding(6, 3, sparse=True)
     nothing = nn.Parameter(torch.zeros(0))
     optimizer = optim.SGD([embedding.weight, nothing], lr=0.1)
-    clipper = UClip(optimizer, Component(1.0), metrics_every=1)
+    clipper = UClip(optimizer, Component(1.0), carry=True, metrics_every=1)
     embedding(torch.tensor([], dtype=torch.long)).sum().backward()
     nothing.grad = torch.zeros(0)
     optimizer.step()
@@ -246,7 +246,7 @@ def test_groups_added_later_are_clipped_and_saved(region):
 def test_a_group_added_later_can_bring_its_own_region():
     a, b, c = param(0.0), param(0.0), param(0.0)
     optimizer = sgd(a)
-    clipper = UClip(optimizer, Component(1.0))
+    clipper = UClip(optimizer, Component(1.0), carry=True)
     optimizer.add_param_group({"params": [b], "uclip": Component(2.0)})
     optimizer.add_param_group({"params": [c], "uclip": None})
     for p in (a, b, c):
@@ -260,7 +260,7 @@ def test_a_group_added_later_can_bring_its_own_region():
 def test_a_norm_spans_the_groups_that_share_its_region():
     a, b, c = param(0.0), param(0.0), param(0.0)
     optimizer = optim.SGD([{"params": [a]}, {"params": [b], "name": "head"}, {"params": [c]}], lr=1.0)
-    UClip(optimizer, {0: Norm(5.0), "head": Norm(5.0), 2: None})
+    UClip(optimizer, {0: Norm(5.0), "head": Norm(5.0), 2: None}, carry=True)
     for p, g in ((a, 30.0), (b, 40.0), (c, 7.0)):
         set_grad(p, g)
     optimizer.step()
@@ -271,7 +271,7 @@ def test_radii_by_parameter_or_name():
     a, b = param(0.0), param(0.0, 0.0)
     for radius in ({a: 1.0, b: torch.tensor([2.0, 3.0])}, [1.0, torch.tensor([2.0, 3.0])]):
         optimizer = sgd(a, b)
-        clipper = UClip(optimizer, Component(radius))
+        clipper = UClip(optimizer, Component(radius), carry=True)
         set_grad(a, 9.0), set_grad(b, 9.0, -9.0)
         optimizer.step()
         assert a.grad.tolist() == [1.0]
@@ -279,7 +279,7 @@ def test_radii_by_parameter_or_name():
         clipper.remove()
         optimizer.state.clear()
     named = optim.SGD([("first", a), ("second", b)], lr=1.0)
-    UClip(named, Component({"first": 1.0, "second": 2.0}))
+    UClip(named, Component({"first": 1.0, "second": 2.0}), carry=True)
     set_grad(a, 9.0), set_grad(b, 9.0, -9.0)
     named.step()
     assert b.grad.tolist() == [2.0, -2.0]
@@ -289,7 +289,7 @@ def test_weight_decay_is_added_after_the_clip():
     """Trap: the L2 term of torch's optimizers is neither clipped nor carried."""
     p = param(10.0)
     optimizer = optim.SGD([p], lr=1.0, weight_decay=0.5)
-    clipper = UClip(optimizer, Component(1.0))
+    clipper = UClip(optimizer, Component(1.0), carry=True)
     set_grad(p, 0.5)
     optimizer.step()
     assert p.item() == 10.0 - 0.5 - 5.0
@@ -299,7 +299,7 @@ def test_weight_decay_is_added_after_the_clip():
 def test_gradients_in_half_precision_parameters_mixed_with_float32():
     a, b = param(0.0, dtype=torch.bfloat16), param(0.0)
     optimizer = sgd(a, b)
-    clipper = UClip(optimizer, Norm(5.0), metrics_every=1)
+    clipper = UClip(optimizer, Norm(5.0), carry=True, metrics_every=1)
     set_grad(a, 30.0), set_grad(b, 40.0)
     optimizer.step()
     assert (a.grad.dtype, b.grad.dtype) == (torch.bfloat16, torch.float32)
@@ -313,7 +313,7 @@ def test_gradients_in_half_precision_parameters_mixed_with_float32():
 def test_higher_order_gradients_can_be_clipped():
     p = param(2.0)
     optimizer = sgd(p)
-    UClip(optimizer, Component(1.0))
+    UClip(optimizer, Component(1.0), carry=True)
     (p**3).sum().backward(create_graph=True)
     optimizer.step()
     assert p.item() == 1.0
@@ -335,7 +335,7 @@ class Failing(optim.Adam):
 def test_a_step_that_raises_does_not_lose_the_carry(monkeypatch):
     p = param(0.0)
     optimizer = Failing([p], lr=0.1)
-    clipper = UClip(optimizer, Component(1.0))
+    clipper = UClip(optimizer, Component(1.0), carry=True)
     monkeypatch.setattr(Failing, "fail", True)
     set_grad(p, 5.0)
     with pytest.raises(RuntimeError, match="out of memory"):
@@ -350,7 +350,7 @@ def test_a_step_that_raises_does_not_lose_the_carry(monkeypatch):
 def test_a_step_that_raises_leaves_no_verdict_behind(monkeypatch):
     p = param(0.0)
     optimizer = Failing([p], lr=0.1, fused=True)
-    UClip(optimizer, Component(1.0))
+    UClip(optimizer, Component(1.0), carry=True)
     monkeypatch.setattr(Failing, "fail", True)
     set_grad(p, 5.0)
     with pytest.raises(RuntimeError, match="out of memory"):
@@ -364,7 +364,7 @@ def test_a_step_that_raises_leaves_no_verdict_behind(monkeypatch):
 def test_one_group_that_is_not_fused_makes_skipping_the_others_way():
     a, b = param(0.0), param(0.0)
     optimizer = optim.Adam([{"params": [a]}, {"params": [b], "fused": False}], lr=0.1, fused=True)
-    clipper = UClip(optimizer, Component(1.0), metrics_every=1)
+    clipper = UClip(optimizer, Component(1.0), carry=True, metrics_every=1)
     set_grad(a, float("nan")), set_grad(b, 1.0)
     optimizer.step()
     assert clipper.metrics()["skipped_steps"] == 1
@@ -388,14 +388,14 @@ def test_numpy_numbers_and_tensors_as_radii():
                 assert clipper.metrics()["carry_ratio"] == pytest.approx(9.0)
     for moments in (torch.ones(2), np.float32(1.0)):
         p = param(0.0, 0.0)
-        UClip([p], Adaptive(mean=moments, std=1.0))
+        UClip([p], Adaptive(mean=moments, std=1.0), carry=True)
 
 
 def test_a_tensor_radius_below_zero_counts_as_zero():
     for bad in (-1.0, float("nan")):
         for kind in (Component, Norm):
             p = param(0.0)
-            clipper = UClip([p], kind(lambda step, bad=bad: torch.tensor(bad)))
+            clipper = UClip([p], kind(lambda step, bad=bad: torch.tensor(bad)), carry=True)
             set_grad(p, 5.0)
             clipper.clip_()
             assert p.grad.item() == 0.0
@@ -405,7 +405,7 @@ def test_a_tensor_radius_below_zero_counts_as_zero():
 def test_replacing_a_parameter_or_a_groups_region_is_noticed():
     a, b = param(0.0), param(0.0)
     optimizer = sgd(a)
-    UClip(optimizer, Component(1.0))
+    UClip(optimizer, Component(1.0), carry=True)
     optimizer.param_groups[0]["params"][0] = b
     set_grad(b, 5.0)
     optimizer.step()

@@ -8,7 +8,8 @@ from pathlib import Path
 import carryclip
 
 SOURCE = Path(carryclip.__file__).parent
-CORE = {"algorithm", "regions", "moments", "carry", "precision", "diagnosis", "scopes", "groups", "_checks", "__init__"}
+CORE = {"algorithm", "regions", "moments", "carry", "policy", "mixing", "precision", "diagnosis", "scopes", "groups"}
+CORE |= {"_checks", "__init__"}
 
 
 def loaded_after(statement):

@@ -85,7 +85,7 @@ def conserved(rank, region, cap, pieces, overflow):
     net = wrap(cap)
     opt = torch.optim.SGD(net.parameters(), lr=0.01)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=10_000, enabled=overflow)
-    clipper = LocalUClip(net, opt, region, scaler=scaler, metrics_every=0)
+    clipper = LocalUClip(net, opt, region, carry=True, scaler=scaler, metrics_every=0)
     given = [torch.zeros_like(p, dtype=torch.float64) for p in net.parameters()]
     sent = [torch.zeros_like(p, dtype=torch.float64) for p in net.parameters()]
     for step in range(STEPS):
@@ -130,7 +130,7 @@ def test_what_is_cut_is_in_the_carries(ranks, region, pieces, overflow):
 def spoiled(rank, region, nonfinite, fused):
     net = wrap(SMALL)
     opt = torch.optim.Adam(net.parameters(), lr=0.02, fused=fused)
-    clipper = LocalUClip(net, opt, region, nonfinite=nonfinite)
+    clipper = LocalUClip(net, opt, region, carry=True, nonfinite=nonfinite)
     said, kept, moved = [], [], []
     for step in range(12):
         opt.zero_grad()
@@ -177,7 +177,7 @@ def test_one_rank_makes_all_of_them_raise(ranks, region):
 def twice(rank, reset):
     net = wrap()
     opt = torch.optim.SGD(net.parameters(), lr=0.01)
-    LocalUClip(net, opt, Norm(0.3))
+    LocalUClip(net, opt, Norm(0.3), carry=True)
     loss_of(net, batch(rank, 0)).backward()
     if reset is not None:
         opt.zero_grad(set_to_none=reset)
@@ -215,7 +215,7 @@ def dropped(rank, region, none, pieces):
         net = wrap()
         opt = by_kind(net)
         scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=10_000)
-        clipper = LocalUClip(net, opt, region, scaler=scaler)
+        clipper = LocalUClip(net, opt, region, carry=True, scaler=scaler)
         for step in range(6):
             if step in (2, 4) and not spoil:
                 continue
@@ -244,7 +244,7 @@ def twice_grouped(rank, between):
     """As ``twice``; ``between`` asks for gradients that are not added to anything."""
     net = wrap(SMALL)
     opt = by_kind(net)
-    LocalUClip(net, opt, Component(0.05))
+    LocalUClip(net, opt, Component(0.05), carry=True)
     for step in range(3):
         opt.zero_grad()
         loss_of(net, batch(rank, step)).backward()
@@ -285,7 +285,7 @@ class Recomputing(nn.Module):
 def recomputed(rank, reentrant):
     net = DistributedDataParallel(Recomputing(reentrant), bucket_cap_mb=SMALL)
     opt = by_kind(net)
-    clipper = LocalUClip(net, opt, Component(0.05))
+    clipper = LocalUClip(net, opt, Component(0.05), carry=True)
     for step in range(4):
         opt.zero_grad()
         loss_of(net, batch(rank, step)).backward()
@@ -398,7 +398,7 @@ def test_an_overflow_in_one_micro_batch_leaves_the_carry():
     net = model()
     opt = torch.optim.SGD(net.parameters(), lr=0.02)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
-    clipper = LocalUClip(net, opt, Norm(0.3), scaler=scaler)
+    clipper = LocalUClip(net, opt, Norm(0.3), carry=True, scaler=scaler)
     for step in range(10):
         opt.zero_grad(set_to_none=step % 2 == 0)
         before = [clipper.carry(p).clone() for p in net.parameters()]
@@ -420,7 +420,7 @@ def test_a_scaler_that_it_was_not_told_of_is_refused(fused, unscale, told):
     net = model()
     opt = torch.optim.SGD(net.parameters(), lr=0.02, fused=fused)
     scaler, other = (torch.amp.GradScaler("cpu", init_scale=256.0) for _ in range(2))
-    LocalUClip(net, opt, Norm(0.3), scaler=None if told == "of none" else other)
+    LocalUClip(net, opt, Norm(0.3), carry=True, scaler=None if told == "of none" else other)
     before = [p.detach().clone() for p in net.parameters()]
     other.scale(torch.ones(()))
     scaler.scale(loss_of(net, batch(0, 0))).backward()
@@ -434,7 +434,7 @@ def test_a_scaler_that_it_was_not_told_of_is_refused(fused, unscale, told):
 def test_a_scaler_that_is_switched_off_needs_no_word():
     net = model()
     opt = torch.optim.SGD(net.parameters(), lr=0.02)
-    clipper = LocalUClip(net, opt, Norm(0.3))
+    clipper = LocalUClip(net, opt, Norm(0.3), carry=True)
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     scaler.scale(loss_of(net, batch(0, 0))).backward()
     scaler.step(opt)
@@ -444,7 +444,7 @@ def test_a_scaler_that_is_switched_off_needs_no_word():
 def test_a_pass_that_fails_leaves_the_gradients_of_those_before():
     net = model()
     opt = torch.optim.SGD(net.parameters(), lr=0.02)
-    clipper = LocalUClip(net, opt, Component(0.05))
+    clipper = LocalUClip(net, opt, Component(0.05), carry=True)
     loss_of(net, batch(0, 0)).backward()
     before = [p.grad.clone() for p in net.parameters()]
     handle = net[0].weight.register_hook(_fail)
@@ -452,7 +452,7 @@ def test_a_pass_that_fails_leaves_the_gradients_of_those_before():
         loss_of(net, batch(0, 1)).backward()
     handle.remove()
     loss_of(net, batch(0, 2)).backward()
-    judge = Reference(Component(0.05))
+    judge = Reference(Component(0.05), carry=True)
     twice = [judge.step([g.numpy() for g in _quietly(net, batch(0, k))]) for k in (0, 2)]
     for p, was, *updates in zip(net.parameters(), before, *twice, strict=True):
         torch.testing.assert_close(was, torch.as_tensor(updates[0]))
@@ -473,22 +473,22 @@ def test_what_cannot_be_is_refused():
     net = model()
     opt = torch.optim.SGD(net.parameters(), lr=0.1)
     with pytest.raises(TypeError, match="the model first"):
-        LocalUClip(opt, opt, Norm(1.0))
+        LocalUClip(opt, opt, Norm(1.0), carry=True)
     with pytest.raises(ValueError, match="not the model's"):
-        LocalUClip(nn.Linear(2, 2), opt, Norm(1.0))
+        LocalUClip(nn.Linear(2, 2), opt, Norm(1.0), carry=True)
     with pytest.raises(TypeError, match="hook is for"):
-        LocalUClip(net, opt, Norm(1.0), hook=print)
+        LocalUClip(net, opt, Norm(1.0), carry=True, hook=print)
     with pytest.raises(TypeError, match="there is none: pass hook"):
-        LocalUClip(net, opt, Norm(1.0), hook_state=1)
+        LocalUClip(net, opt, Norm(1.0), carry=True, hook_state=1)
     with pytest.raises(TypeError, match="one optimizer"):
-        LocalUClip(net, [opt, torch.optim.SGD(model().parameters(), lr=0.1)], Norm(1.0))
+        LocalUClip(net, [opt, torch.optim.SGD(model().parameters(), lr=0.1)], Norm(1.0), carry=True)
     clipper = LocalUClip(net, opt, Norm(1.0), Capped(3))
     assert "each backward pass" in repr(clipper)
     for copied in (copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="state_dict"):
             copied(clipper)
     with pytest.raises(RuntimeError, match="clipped already"):
-        UClip(opt, Norm(1.0))
+        UClip(opt, Norm(1.0), carry=True)
     clipper.remove()
     UClip(opt, Norm(1.0), Gated())
 
@@ -501,7 +501,7 @@ def spoiled_beside(rank):
     net = wrap()
     params = list(net.parameters())
     opt = torch.optim.SGD([{"params": params[:2]}, {"params": params[2:]}], lr=0.01)
-    clipper = LocalUClip(net, opt, {0: Component(0.05), 1: None})
+    clipper = LocalUClip(net, opt, {0: Component(0.05), 1: None}, carry=True)
     loss_of(net, batch(rank, 0)).backward()
     opt.step()
     opt.zero_grad()
@@ -523,7 +523,7 @@ def wrapped(rank, how):
     net = wrap()
     outer = {"compiled": torch.compile(net), "inside": nn.Sequential(net), "bare": net}[how]
     opt = torch.optim.SGD(net.parameters(), lr=0.01)
-    LocalUClip(outer, opt, Component(0.05))
+    LocalUClip(outer, opt, Component(0.05), carry=True)
     loss_of(net, batch(rank, 0)).backward()
     return max(float(p.grad.abs().max()) for p in net.parameters())
 
@@ -539,7 +539,7 @@ def forgotten(rank):
 
     net = wrap()
     opt = torch.optim.SGD(net.parameters(), lr=0.01)
-    LocalUClip(net, opt, Norm(0.3))
+    LocalUClip(net, opt, Norm(0.3), carry=True)
     loss_of(net, batch(rank, 0)).backward()
     opt.step()
     gone = weakref.ref(net.module)
@@ -557,7 +557,7 @@ def test_frozen_parameters_are_left_out():
     net[4].bias.requires_grad_(False)
     net[0].weight.requires_grad_(False)
     opt = torch.optim.SGD(net.parameters(), lr=0.02)
-    clipper = LocalUClip(net, opt, Component(0.05))
+    clipper = LocalUClip(net, opt, Component(0.05), carry=True)
     loss_of(net, batch(0, 0)).backward()
     opt.step()
     assert not clipper.carry(net[0].weight).any()
@@ -569,7 +569,7 @@ def unused(rank):
     chosen, net = ["a", "b"], Pair()
     model = DistributedDataParallel(net, find_unused_parameters=True)
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
-    clipper = LocalUClip(model, opt, Component(1.0))
+    clipper = LocalUClip(model, opt, Component(1.0), carry=True)
     carries = []
     for names in (chosen, ["a"], ["a"], chosen):
         opt.zero_grad()
@@ -601,7 +601,7 @@ def test_reentrant_checkpointing_is_refused():
     first, middle, last = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
     net = nn.ModuleList([first, middle, last])
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    LocalUClip(net, optimizer, Component(1.0))
+    LocalUClip(net, optimizer, Component(1.0), carry=True)
     with pytest.raises(RuntimeError, match="use_reentrant=False"):
         last(checkpoint(middle, first(torch.ones(1, 2)), use_reentrant=True)).sum().backward()
 
@@ -609,7 +609,7 @@ def test_reentrant_checkpointing_is_refused():
 def test_gradients_written_between_passes_are_added_to():
     net = nn.Linear(1, 1, bias=False)
     opt = torch.optim.SGD(net.parameters(), lr=0.1)
-    clipper = LocalUClip(net, opt, Component(1.0))
+    clipper = LocalUClip(net, opt, Component(1.0), carry=True)
     for _ in range(2):
         net(torch.full((1, 1), 3.0)).sum().backward()
         net.weight.grad.mul_(1.0)
@@ -621,7 +621,7 @@ def test_gradients_written_between_passes_are_added_to():
 def test_a_state_that_does_not_fit_changes_nothing():
     net = model()
     opt = torch.optim.SGD(net.parameters(), lr=0.02)
-    clipper = LocalUClip(net, opt, Component(0.05))
+    clipper = LocalUClip(net, opt, Component(0.05), carry=True)
     loss_of(net, batch(0, 0)).backward()
     opt.step()
     saved = copy.deepcopy(clipper.state_dict())
@@ -635,7 +635,7 @@ def test_a_state_that_does_not_fit_changes_nothing():
 def test_parameters_added_later_are_told_of():
     net, more = model(), nn.Parameter(torch.ones(2))
     opt = torch.optim.SGD(net.parameters(), lr=0.1)
-    LocalUClip(net, opt, Norm(1.0))
+    LocalUClip(net, opt, Norm(1.0), carry=True)
     opt.add_param_group({"params": [more]})
     net(torch.ones(1, 6)).sum().backward()
     with pytest.warns(UserWarning, match="1 parameters were added"):
@@ -646,14 +646,14 @@ def test_parameters_added_later_are_told_of():
 def test_sparse_gradients_are_refused():
     table = nn.Embedding(4, 2, sparse=True)
     opt = torch.optim.SGD(table.parameters(), lr=0.1)
-    LocalUClip(table, opt, Norm(1.0))
+    LocalUClip(table, opt, Norm(1.0), carry=True)
     with pytest.raises(TypeError, match="sparse=False"):
         table(torch.tensor([1])).sum().backward()
 
 
 def sparse(rank):
     table = DistributedDataParallel(nn.Embedding(4, 2, sparse=True))
-    LocalUClip(table, torch.optim.SGD(table.parameters(), lr=0.1), Norm(1.0))
+    LocalUClip(table, torch.optim.SGD(table.parameters(), lr=0.1), Norm(1.0), carry=True)
     try:
         table(torch.tensor([1])).sum().backward()
     except TypeError as error:
@@ -668,7 +668,7 @@ def blamed(rank):
     """First one parameter is bad, then another."""
     net = wrap()
     opt = torch.optim.SGD(net.parameters(), lr=0.01)
-    LocalUClip(net, opt, Component(0.05), nonfinite="raise")
+    LocalUClip(net, opt, Component(0.05), carry=True, nonfinite="raise")
     said = []
     for k in (0, 1):
         opt.zero_grad()
@@ -693,7 +693,7 @@ def test_an_error_names_the_culprits_of_its_step(ranks):
 def joined(rank):
     net = wrap()
     opt = torch.optim.SGD(net.parameters(), lr=0.01)
-    LocalUClip(net, opt, Component(0.05))
+    LocalUClip(net, opt, Component(0.05), carry=True)
     try:
         with net.join():
             loss_of(net, batch(rank, 0)).backward()
@@ -711,7 +711,7 @@ def compressed(rank, static):
 
     net = DistributedDataParallel(model(), static_graph=static)
     opt = torch.optim.SGD(net.parameters(), lr=0.01)
-    clipper = LocalUClip(net, opt, Component(0.05), hook=fp16_compress_hook, hook_state=net.process_group)
+    clipper = LocalUClip(net, opt, Component(0.05), carry=True, hook=fp16_compress_hook, hook_state=net.process_group)
     for step in range(3):
         opt.zero_grad()
         loss_of(net, batch(rank, step)).backward()

@@ -8,7 +8,7 @@ import torch
 from torch import nn, optim
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from carryclip import EWMA, Adaptive, Capped, CarryClipWarning, Component, Gated, Norm, Sign, Symmetric
+from carryclip import EWMA, Adaptive, Capped, CarryClipWarning, Component, Drip, Gated, Norm, Shrunk, Sign, Symmetric
 from carryclip.torch import NonFiniteGradientError, UClip
 from seam import ledger, stepper
 
@@ -57,16 +57,17 @@ def everything(net, optimizer, clipper):
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("spoil", [0, 3])
 @pytest.mark.parametrize("region", REGIONS, ids=repr)
+@pytest.mark.parametrize("carry", [Gated(), Drip(), Shrunk()], ids=["gated", "drip", "shrunk"])
 @pytest.mark.parametrize("name", FUSED)
-def test_skip_equals_the_run_without_that_batch(name, region, spoil, bad):
+def test_skip_equals_the_run_without_that_batch(name, carry, region, spoil, bad):
     net, x, y = problem()
     twin = copy.deepcopy(net)
     optimizer = FUSED[name](net.parameters())
-    clipper = UClip(optimizer, region, carry=Gated(), metrics_every=1)
+    clipper = UClip(optimizer, region, carry=carry, metrics_every=1)
     train(net, optimizer, x, y, spoil, bad)
     keep = [k for k in range(len(x)) if k != spoil]
     bare = FUSED[name](twin.parameters())
-    shadow = UClip(bare, region, carry=Gated(), metrics_every=1)
+    shadow = UClip(bare, region, carry=carry, metrics_every=1)
     train(twin, bare, x[keep], y[keep])
     for a, b in zip(everything(net, optimizer, clipper), everything(twin, bare, shadow), strict=True):
         assert torch.equal(a, b)
@@ -80,17 +81,17 @@ def test_without_fusion_a_skipped_step_is_a_step_with_zero_gradient():
     net, x, y = problem()
     twin = copy.deepcopy(net)
     optimizer = optim.AdamW(net.parameters(), lr=0.01, weight_decay=0.1)
-    clipper = UClip(optimizer, Component(0.05))
+    clipper = UClip(optimizer, Component(0.05), carry=True)
     train(net, optimizer, x, y, spoil=3)
     bare = optim.AdamW(twin.parameters(), lr=0.01, weight_decay=0.1)
-    shadow = UClip(bare, Component(0.05))
+    shadow = UClip(bare, Component(0.05), carry=True)
     train(twin, bare, x[:3], y[:3])
     carry = [shadow.carry(p).clone() for p in twin.parameters()]
     shadow.remove()
     for p in twin.parameters():
         p.grad = torch.zeros_like(p)
     bare.step()
-    again = UClip(bare, Component(0.05))
+    again = UClip(bare, Component(0.05), carry=True)
     assert all(torch.equal(again.carry(p), c) for p, c in zip(twin.parameters(), carry, strict=True))
     train(twin, bare, x[4:], y[4:])
     for a, b in zip(everything(net, optimizer, clipper), everything(twin, bare, again), strict=True):
@@ -100,7 +101,7 @@ def test_without_fusion_a_skipped_step_is_a_step_with_zero_gradient():
 @pytest.mark.parametrize("region", [Component(1.0), Norm(1.0)], ids=repr)
 def test_zero_removes_only_the_bad_entries(region):
     param = nn.Parameter(torch.zeros(4))
-    clipper = UClip([param], region, nonfinite="zero")
+    clipper = UClip([param], region, carry=True, nonfinite="zero")
     param.grad = torch.tensor([math.nan, 3.0, -math.inf, 4.0])
     clipper.clip_()
     expected = (
@@ -115,7 +116,7 @@ def test_zero_removes_only_the_bad_entries(region):
 def test_raise_names_the_parameter_and_changes_nothing(region):
     net, x, y = problem()
     optimizer = optim.Adam([{"params": dict(net.named_parameters()).items()}], lr=0.01)
-    clipper = UClip(optimizer, region, nonfinite="raise")
+    clipper = UClip(optimizer, region, carry=True, nonfinite="raise")
     train(net, optimizer, x[:3], y[:3])
     before = [t.clone() for t in everything(net, optimizer, clipper)]
     with pytest.raises(NonFiniteGradientError, match=r"Step 3: the gradient of 0\.weight is not finite.*zero_grad"):
@@ -129,7 +130,7 @@ def test_raise_names_the_parameter_and_changes_nothing(region):
 def test_propagate_lets_it_through():
     for region, update in ((Component(1.0), [math.nan, 0.5]), (Norm(1.0), [math.nan, math.nan])):
         param = nn.Parameter(torch.zeros(2))
-        clipper = UClip([param], region, nonfinite="propagate")
+        clipper = UClip([param], region, carry=True, nonfinite="propagate")
         param.grad = torch.tensor([math.nan, 0.5])
         clipper.clip_()
         torch.testing.assert_close(param.grad, torch.tensor(update), equal_nan=True)
@@ -141,7 +142,7 @@ def test_a_norm_that_overflows_counts_as_non_finite():
     for region, sent in ((Norm(1.0), 0.0), (Component(1.0), 1.0)):
         for policy in ("skip", "zero"):
             param = nn.Parameter(torch.zeros(1))
-            clipper = UClip([param], region, nonfinite=policy)
+            clipper = UClip([param], region, carry=True, nonfinite=policy)
             param.grad = torch.tensor([1e25])
             clipper.clip_()
             assert param.grad.item() == sent
@@ -151,7 +152,7 @@ def test_a_norm_that_overflows_counts_as_non_finite():
 
 def test_a_norm_may_overflow_only_in_the_sum_over_tensors():
     a, b = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
-    clipper = UClip([a, b], Norm(1.0))
+    clipper = UClip([a, b], Norm(1.0), carry=True)
     a.grad, b.grad = torch.tensor([1.5e19]), torch.tensor([1.5e19])
     clipper.clip_()
     assert ledger(clipper).skipped.item() == 1
@@ -173,7 +174,7 @@ def test_infinite_multiples_and_scales_give_no_nan():
     ):
         for dtype in (torch.float32, torch.bfloat16):
             p = nn.Parameter(torch.zeros(3, dtype=dtype))
-            clipper = UClip([p], region, metrics_every=0)
+            clipper = UClip([p], region, carry=True, metrics_every=0)
             for k in range(8):
                 p.grad = torch.tensor([0.0, 1.0, -float(k)], dtype=dtype)
                 clipper.clip_()
@@ -185,7 +186,7 @@ def test_two_huge_gradients_do_not_overflow_the_carry():
     """Trap: an infinite carry would send the radius for ever with a finite loss."""
     for region in (Component(1.0), Sign(1.0)):
         param = nn.Parameter(torch.zeros(2))
-        clipper = UClip([param], region)
+        clipper = UClip([param], region, carry=True)
         for _ in range(3):
             param.grad = torch.tensor([3e38, -3e38])
             clipper.clip_()
@@ -196,7 +197,7 @@ def test_two_huge_gradients_do_not_overflow_the_carry():
 def test_huge_finite_gradients_do_not_spoil_the_moments(region):
     param = nn.Parameter(torch.zeros(2))
     optimizer = optim.SGD([param], lr=0.1)
-    UClip(optimizer, region)
+    UClip(optimizer, region, carry=True)
     for value in (1.0, 3e38, -3e38, 3e38, 1.0, 2.0):
         param.grad = torch.tensor([value, 1.0])
         optimizer.step()
@@ -210,7 +211,7 @@ def test_narrow_updates_are_held_in_their_finite_range(dtype):
     largest = torch.finfo(dtype).max
     for region in (Component(math.inf), Norm(1e30), Symmetric(1), Adaptive(1, 1)):
         param = nn.Parameter(torch.zeros(1, dtype=dtype))
-        clipper = UClip([param], region)
+        clipper = UClip([param], region, carry=True)
         param.grad = torch.tensor([largest], dtype=dtype)
         clipper.clip_()
         if dtype == torch.float16 or isinstance(region, Component):
@@ -220,7 +221,7 @@ def test_narrow_updates_are_held_in_their_finite_range(dtype):
             assert param.grad.item() == largest
 
 
-@pytest.mark.parametrize("carry", [True, False, Capped(5), Gated()], ids=repr)
+@pytest.mark.parametrize("carry", [True, False, Capped(5), Gated(), Drip(), Shrunk()], ids=repr)
 @pytest.mark.parametrize("region", [*REGIONS, Norm(0.1, over="group")], ids=repr)
 @pytest.mark.parametrize("fused", [False, True])
 def test_the_default_step_never_waits_for_the_device(region, carry, fused):
@@ -241,7 +242,7 @@ def test_the_default_step_never_waits_for_the_device(region, carry, fused):
 def test_repeated_skips_warn_once_and_name_the_remedy():
     net, _, _ = problem()
     optimizer = optim.SGD(net.parameters(), lr=0.1)
-    clipper = UClip(optimizer, Norm(1.0), metrics_every=1)
+    clipper = UClip(optimizer, Norm(1.0), carry=True, metrics_every=1)
 
     def bad_step():
         net[2].bias.grad = torch.full((2,), math.nan)

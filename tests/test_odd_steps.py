@@ -35,7 +35,7 @@ def test_bad_entries_are_removed_where_the_rest_is_inside_the_radius(carry):
 def test_a_model_converted_while_nothing_is_carried_keeps_what_is_cut_then(before):
     after = torch.float64 if before == torch.float32 else torch.float32
     p = parameter(3, dtype=before)
-    clipper = UClip([p], Norm(1.0))
+    clipper = UClip([p], Norm(1.0), carry=True)
     for _ in range(2):
         p.grad = torch.full((3,), 0.1, dtype=before)
         clipper.clip_()
@@ -50,7 +50,7 @@ def test_a_model_converted_while_nothing_is_carried_keeps_what_is_cut_then(befor
 def test_a_parameter_that_took_no_part_is_still_set_up_by_its_optimizer():
     a, b = parameter(2), parameter(2)
     optimizer = torch.optim.Adam([a, b])
-    UClip(optimizer, Norm(1.0), nonfinite="raise")
+    UClip(optimizer, Norm(1.0), carry=True, nonfinite="raise")
     a.grad, b.grad = torch.ones(2), torch.full((2,), math.nan)
     with pytest.raises(FloatingPointError):
         optimizer.step()
@@ -65,7 +65,7 @@ def test_a_parameter_that_took_no_part_is_still_set_up_by_its_optimizer():
 def test_several_adams_whose_gradients_come_and_go():
     a, b, d = parameter(2), parameter(2), parameter(2)
     first, second = torch.optim.Adam([a]), torch.optim.Adam([b, d])
-    UClip([first, second], Norm(1.0))
+    UClip([first, second], Norm(1.0), carry=True)
     for p in (a, b, d):
         p.grad = torch.ones(2)
     first.step()
@@ -89,7 +89,7 @@ def far(update):
 @pytest.mark.parametrize("pieces", [False, True])
 def test_a_long_vectors_norm_holds_to_a_few_ulps(count, value, pieces):
     p = parameter(count)
-    clipper = UClip([p], Norm(1.0), metrics_every=0)
+    clipper = UClip([p], Norm(1.0), carry=True, metrics_every=0)
     if pieces:
         force(clipper, way="pure")
     p.grad = torch.full((count,), value)
@@ -101,7 +101,7 @@ def test_a_long_vectors_norm_holds_to_a_few_ulps(count, value, pieces):
 def test_a_long_vectors_norm_holds_when_compiled():
     for count, value in LONG[1:]:
         p = parameter(count)
-        clipper = UClip([p], Norm(1.0), metrics_every=0, compile=True)
+        clipper = UClip([p], Norm(1.0), carry=True, metrics_every=0, compile=True)
         p.grad = torch.full((count,), value)
         clipper.clip_()
         assert far(p.grad) <= 4
@@ -109,7 +109,7 @@ def test_a_long_vectors_norm_holds_when_compiled():
 
 @pytest.mark.parametrize(("count", "value"), LONG)
 def test_a_long_vectors_norm_holds_in_optax(count, value):
-    tx = carryclip.optax.uclip(Norm(1.0))
+    tx = carryclip.optax.uclip(Norm(1.0), carry=True)
     gradients = {"w": jnp.full((count,), value)}
     updates, _ = jax.jit(tx.update)(gradients, tx.init(gradients))
     assert far(updates["w"]) <= 4
@@ -118,7 +118,7 @@ def test_a_long_vectors_norm_holds_in_optax(count, value):
 def test_gradients_that_autograd_leaves_conjugated():
     p = nn.Parameter(torch.ones(3, dtype=torch.complex64))
     optimizer = torch.optim.SGD([p], lr=0.1)
-    clipper = UClip(optimizer, Component(1.0))
+    clipper = UClip(optimizer, Component(1.0), carry=True)
     (p.conj() * torch.tensor([3 + 4j, 0.5j, -2.0])).real.sum().backward()
     assert p.grad.is_conj()
     raw = p.grad.resolve_conj().clone()
@@ -131,7 +131,7 @@ def test_gradients_that_autograd_leaves_conjugated():
 def test_a_radius_may_be_numpys_array_without_shape(every):
     for region in (Norm(lambda step: np.array(1.0)), Norm(np.array(1.0)), Component(np.array(1.0))):
         p = parameter(3)
-        clipper = UClip([p], region, metrics_every=every)
+        clipper = UClip([p], region, carry=True, metrics_every=every)
         p.grad = torch.full((3,), 5.0)
         clipper.clip_()
         assert p.grad.norm() <= 1.8
@@ -140,7 +140,7 @@ def test_a_radius_may_be_numpys_array_without_shape(every):
 def test_another_kind_of_moments_starts_anew():
     p = parameter(1)
     optimizer = torch.optim.SGD([{"params": [p], "uclip": Adaptive(0, 1)}], lr=0.0)
-    clipper = UClip(optimizer, Norm(1.0))
+    clipper = UClip(optimizer, Norm(1.0), carry=True)
     for k in range(5):
         p.grad = torch.tensor([100.0 * k])
         optimizer.step()
@@ -154,7 +154,7 @@ def test_another_kind_of_moments_starts_anew():
 def test_a_new_region_is_noticed_even_where_the_old_ones_memory_was():
     a, b = parameter(1), parameter(1)
     optimizer = torch.optim.SGD([{"params": [a], "uclip": Norm(1.0)}, {"params": [b], "uclip": Norm(1.0)}], lr=0.0)
-    UClip(optimizer, Norm(1.0))
+    UClip(optimizer, Norm(1.0), carry=True)
     a.grad, b.grad = torch.zeros(1), torch.full((1,), 3.0)
     optimizer.step()
     group = optimizer.param_groups[1]
@@ -191,18 +191,18 @@ def test_the_same_in_optax():
 def test_a_parameter_taken_out_of_its_optimizer_is_free():
     a, b = parameter(2), parameter(2)
     optimizer = torch.optim.SGD([{"params": [a]}, {"params": [b]}], lr=0.1)
-    UClip(optimizer, Norm(1.0))
+    UClip(optimizer, Norm(1.0), carry=True)
     a.grad = torch.ones(2)
     optimizer.step()
     optimizer.param_groups.pop()
     optimizer.step()
-    UClip(torch.optim.SGD([b], lr=0.1), Norm(1.0))
+    UClip(torch.optim.SGD([b], lr=0.1), Norm(1.0), carry=True)
 
 
 @pytest.mark.parametrize("region", [Component(math.inf), Norm(math.inf)], ids=str)
 def test_infinite_numbers_propagate_where_nothing_is_clipped(region):
     p = parameter(2)
-    clipper = UClip([p], region, nonfinite="propagate", metrics_every=0)
+    clipper = UClip([p], region, carry=True, nonfinite="propagate", metrics_every=0)
     p.grad = torch.tensor([math.inf, 1.0])
     clipper.clip_()
     assert p.grad[0].item() == math.inf or math.isnan(p.grad[0].item())
@@ -213,7 +213,7 @@ def test_infinite_numbers_propagate_where_nothing_is_clipped(region):
 
 
 def test_a_copy_of_a_removed_clipper_is_removed():
-    clipper = UClip([parameter(2)], Norm(1.0))
+    clipper = UClip([parameter(2)], Norm(1.0), carry=True)
     clipper.remove()
     twin = copy.deepcopy(clipper)
     assert "removed" in repr(twin) or twin._removed
@@ -234,7 +234,7 @@ def test_buffers_whose_memory_was_replaced_are_seen(number):
     """``value.data = value.data.to(...)`` keeps the tensor and gives it other memory, alone or in a pack."""
     params = [parameter(3) for _ in range(number)]
     optimizer = torch.optim.SGD(params, lr=1.0)
-    clipper = UClip(optimizer, Component(1.0), metrics_every=0)
+    clipper = UClip(optimizer, Component(1.0), carry=True, metrics_every=0)
     for k in range(2):
         for p in params:
             p.grad = torch.full((3,), 3.0)
@@ -283,7 +283,7 @@ def test_inference_mode_comes_and_goes_under_plain_clipping():
 
 def test_a_gradient_whose_minus_is_left_to_whoever_reads_it():
     p = nn.Parameter(torch.zeros(()))
-    clipper = UClip([p], Component(1.0))
+    clipper = UClip([p], Component(1.0), carry=True)
     z = torch.tensor(3.0 + 2.0j)
     (torch.complex(torch.zeros(()), p).conj() * z).real.backward()
     raw = p.grad.resolve_neg().item()

@@ -11,7 +11,20 @@ import pytest
 from flax import linen, nnx
 from flax.training import train_state
 
-from carryclip import EWMA, Adaptive, CarryClipWarning, Component, Gated, Leaky, Norm, Sign
+from carryclip import (
+    EWMA,
+    Adaptive,
+    Capped,
+    CarryClipWarning,
+    Component,
+    Drip,
+    Gated,
+    Leaky,
+    Norm,
+    Shrunk,
+    Sign,
+    Symmetric,
+)
 from carryclip.diagnosis import LAST_STEP, RUNNING
 from carryclip.optax import UClipState, check, metrics, uclip
 from carryclip.optax._namespace import xp
@@ -48,7 +61,7 @@ def same(one, other, **tolerance):
 
 
 def test_updates_are_unbiased_over_the_run():
-    tx = uclip(Norm(1.0))
+    tx = uclip(Norm(1.0), carry=True)
     seen, state = run(tx, 40)
     sent = jax.tree.map(lambda *u: sum(u), *seen)
     given = jax.tree.map(lambda *g: sum(g), *(gradients(k) for k in range(40)))
@@ -105,29 +118,29 @@ def test_metrics_have_the_names_and_numbers_of_torch():
 
 
 def test_metrics_every_so_many_steps():
-    tx = uclip(Norm(1.0), metrics_every=3)
+    tx = uclip(Norm(1.0), carry=True, metrics_every=3)
     state, measured = tx.init(params()), []
     for step in range(7):
         _, state = jax.jit(tx.update)(gradients(step), state)
         measured.append(int(state.watch.at))
-    assert measured == [0, 0, 0, 3, 3, 3, 6]
-    exact = optax.tree.norm(gradients(6))
+    assert measured == [0, 0, 2, 2, 2, 5, 5]
+    exact = optax.tree.norm(gradients(5))
     assert float(metrics(state)["grad_norm"]) == pytest.approx(float(exact), rel=1e-6)
 
 
 def test_metrics_without_measuring_tell_what_the_state_knows():
-    figures = metrics(run(uclip(Norm(1.0)), 3)[1])
+    figures = metrics(run(uclip(Norm(1.0), carry=True), 3)[1])
     assert float(figures["carry_norm"]) > 0
     assert int(figures["skipped_steps"]) == 0
     assert np.isnan(figures["grad_norm"])
 
 
 def test_metrics_find_uclip_anywhere_and_say_when_they_cannot():
-    tx = optax.MultiSteps(optax.chain(optax.identity(), uclip(Norm(1.0)), optax.adam(1e-3)), 2)
+    tx = optax.MultiSteps(optax.chain(optax.identity(), uclip(Norm(1.0), carry=True), optax.adam(1e-3)), 2)
     assert "carry_norm" in metrics(tx.init(params()))
     with pytest.raises(ValueError, match="no uclip"):
         metrics(optax.adam(1e-3).init(params()))
-    two = optax.chain(uclip(Norm(1.0)), uclip(Component(0.1))).init(params())
+    two = optax.chain(uclip(Norm(1.0), carry=True), uclip(Component(0.1), carry=True)).init(params())
     with pytest.raises(ValueError, match="2 uclips"):
         metrics(two)
 
@@ -152,10 +165,12 @@ def test_a_bad_step_is_skipped(region, bad):
 
 def test_zero_removes_bad_entries_and_propagate_lets_them_through():
     bad = {"w": jnp.full((2, 3), 2.0).at[0, 0].set(NAN), "b": jnp.full(3, INF)}
-    zeroed, state = uclip(Component(1.0), nonfinite="zero").update(bad, uclip(Component(1.0)).init(params()))
+    zeroed, state = uclip(Component(1.0), carry=True, nonfinite="zero").update(
+        bad, uclip(Component(1.0), carry=True).init(params())
+    )
     assert float(zeroed["w"][0, 0]) == 0.0
     assert float(state.carry["w"][1, 1]) == 1.0
-    tx = uclip(Component(1.0), nonfinite="propagate")
+    tx = uclip(Component(1.0), carry=True, nonfinite="propagate")
     through, state = tx.update(bad, tx.init(params()))
     assert np.isnan(through["w"][0, 0])
     assert np.isnan(state.carry["w"][0, 0])
@@ -163,24 +178,33 @@ def test_zero_removes_bad_entries_and_propagate_lets_them_through():
 
 def test_raise_is_refused_with_a_pointer_to_checkify():
     with pytest.raises(ValueError, match="checkify"):
-        uclip(Norm(1.0), nonfinite="raise")
+        uclip(Norm(1.0), carry=True, nonfinite="raise")
 
 
 def test_ten_skips_in_a_row_and_wind_up_warn():
     bad = lambda step: {"w": jnp.full((2, 3), NAN), "b": jnp.ones(3)}  # noqa: E731
     with pytest.warns(CarryClipWarning, match="last 12 steps were all skipped"):
-        check(run(uclip(Norm(1.0), metrics_every=10), 12, bad)[1])
+        check(run(uclip(Norm(1.0), carry=True, metrics_every=10), 12, bad)[1])
     steady = lambda step: {"w": jnp.full((2, 3), 5.0), "b": jnp.ones(3)}  # noqa: E731
     with pytest.warns(CarryClipWarning, match="winding up"):
-        check(run(uclip(Norm(1.0), metrics_every=1), 20, steady)[1])
+        check(run(uclip(Norm(1.0), carry=True, metrics_every=1), 20, steady)[1])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check(run(uclip(Norm(1.0), Gated(), metrics_every=1), 20, steady)[1])
-        check(run(uclip(Norm(100.0), metrics_every=1), 20)[1])
+        check(run(uclip(Norm(100.0), carry=True, metrics_every=1), 20)[1])
+
+
+def test_a_schedule_that_comes_to_0_is_told_by_check():
+    tx = uclip(Norm(lambda step: jnp.maximum(0.0, 1.0 - step / 5)), Gated(), metrics_every=1)
+    check(run(tx, 5)[1])  # a warning would be an error
+    with pytest.warns(CarryClipWarning, match=r"the radius was 0 at step 7, and so was the update.*small positive"):
+        check(run(tx, 8)[1])
+    mean = Symmetric(std=lambda step: jnp.maximum(0.0, 1.0 - step / 5))
+    check(run(uclip(mean, Gated(), metrics_every=1), 8)[1])  # here the running mean still gets through
 
 
 def test_one_replica_does_not_hide_the_wind_up_of_another():
-    tx = uclip(Norm(1.0), metrics_every=1)
+    tx = uclip(Norm(1.0), carry=True, metrics_every=1)
     state = jax.vmap(tx.init)(jnp.ones((3, 2)))
     g = jnp.full((3, 2), 5.0).at[0, 0].set(NAN)
     for _ in range(20):
@@ -196,13 +220,13 @@ def test_one_replica_does_not_hide_the_wind_up_of_another():
 
 
 def test_chain():
-    (first, *_), state = run(optax.chain(uclip(Norm(1.0)), optax.sgd(0.5)))
+    (first, *_), state = run(optax.chain(uclip(Norm(1.0), carry=True), optax.sgd(0.5)))
     assert float(optax.tree.norm(first)) == pytest.approx(0.5, rel=1e-6)
     assert isinstance(state[0], UClipState)
 
 
 def test_masked_leaves_others_alone():
-    tx = optax.masked(uclip(Norm(1.0)), {"w": True, "b": False})
+    tx = optax.masked(uclip(Norm(1.0), carry=True), {"w": True, "b": False})
     (first, *_), state = run(tx)
     same(first["b"], gradients(0)["b"])
     assert float(jnp.linalg.norm(first["w"])) == pytest.approx(1.0, rel=1e-6)  # the norm spans what is not masked
@@ -210,7 +234,7 @@ def test_masked_leaves_others_alone():
 
 
 def test_partition_has_one_norm_per_label():
-    tx = optax.partition({"x": uclip(Norm(1.0)), "y": uclip(Norm(0.5))}, {"w": "x", "b": "y"})
+    tx = optax.partition({"x": uclip(Norm(1.0), carry=True), "y": uclip(Norm(0.5), carry=True)}, {"w": "x", "b": "y"})
     (first, *_), state = run(tx)
     assert float(jnp.linalg.norm(first["w"])) == pytest.approx(1.0, rel=1e-6)
     assert float(jnp.linalg.norm(first["b"])) == pytest.approx(0.5, rel=1e-6)
@@ -220,50 +244,50 @@ def test_partition_has_one_norm_per_label():
 def test_groups_share_the_skip_decision_where_partition_does_not():
     labels = lambda tree: {name: "dense" if name == "w" else "bias" for name in tree}  # noqa: E731
     bad = {"w": jnp.full((2, 3), NAN), "b": jnp.full(3, 3.0)}
-    one = uclip({"dense": Norm(1.0), "bias": Component(0.5)}, groups=labels)
+    one = uclip({"dense": Norm(1.0), "bias": Component(0.5)}, carry=True, groups=labels)
     updates, state = jax.jit(one.update)(bad, one.init(params()))
     assert not updates["b"].any()
     assert int(metrics(state)["skipped_steps"]) == 1
-    two = optax.partition({"dense": uclip(Norm(1.0)), "bias": uclip(Component(0.5))}, labels)
+    two = optax.partition({"dense": uclip(Norm(1.0), carry=True), "bias": uclip(Component(0.5), carry=True)}, labels)
     updates, _ = jax.jit(two.update)(bad, two.init(params()))
     assert (updates["b"] == 0.5).all()
 
 
 def test_groups_leave_alone_and_span():
-    tx = uclip({"x": Norm(1.0), "y": None}, groups={"w": "x", "b": "y"})
+    tx = uclip({"x": Norm(1.0), "y": None}, carry=True, groups={"w": "x", "b": "y"})
     (first, *_), state = run(tx)
     same(first["b"], gradients(0)["b"])
     assert isinstance(state.carry["b"], optax.MaskedNode)
-    spans, _ = run(uclip(Norm(1.0, over="group"), groups={"w": 0, "b": 1}))
-    alone, _ = run(uclip(Norm(1.0, over="tensor")))
+    spans, _ = run(uclip(Norm(1.0, over="group"), carry=True, groups={"w": 0, "b": 1}))
+    alone, _ = run(uclip(Norm(1.0, over="tensor"), carry=True))
     same(spans, alone)
 
 
 def test_multisteps_outside_clips_the_accumulated_gradient():
-    many = optax.MultiSteps(uclip(Norm(1.0)), 3)
+    many = optax.MultiSteps(uclip(Norm(1.0), carry=True), 3)
     seen, _ = run(many, 6)
     means = [jax.tree.map(lambda *g: sum(g) / 3, *(gradients(3 * k + j) for j in range(3))) for k in range(2)]
-    once, _ = run(uclip(Norm(1.0)), 2, lambda k: means[k])
+    once, _ = run(uclip(Norm(1.0), carry=True), 2, lambda k: means[k])
     same([seen[2], seen[5]], once, rtol=1e-5, atol=1e-6)
 
 
 def test_multisteps_inside_clips_each_micro_batch():
-    tx = optax.chain(uclip(Norm(1.0)), optax.MultiSteps(optax.sgd(1.0), 3).gradient_transformation())
+    tx = optax.chain(uclip(Norm(1.0), carry=True), optax.MultiSteps(optax.sgd(1.0), 3).gradient_transformation())
     seen, _ = run(tx, 6)
-    each, _ = run(uclip(Norm(1.0)), 6)
+    each, _ = run(uclip(Norm(1.0), carry=True), 6)
     same(seen[5], jax.tree.map(lambda *u: -sum(u) / 3, *each[3:]), rtol=1e-5, atol=1e-6)
 
 
 def test_a_bad_micro_batch_spoils_multisteps_unless_told_to_skip():
     feed = lambda step: {"w": jnp.full((2, 3), NAN if step == 0 else 1.0), "b": jnp.ones(3)}  # noqa: E731
-    plain, _ = run(optax.MultiSteps(optax.chain(uclip(Norm(1.0)), optax.sgd(1.0)), 2), 8, feed)
+    plain, _ = run(optax.MultiSteps(optax.chain(uclip(Norm(1.0), carry=True), optax.sgd(1.0)), 2), 8, feed)
     assert not any(np.any(u["w"]) for u in plain), "the accumulator no longer stays NaN: the documentation may go"
-    guarded = optax.MultiSteps(uclip(Norm(1.0)), 2, should_skip_update_fn=optax.skip_not_finite)
+    guarded = optax.MultiSteps(uclip(Norm(1.0), carry=True), 2, should_skip_update_fn=optax.skip_not_finite)
     assert sum(bool(np.any(u["w"])) for u in run(guarded, 9, feed)[0]) == 4
 
 
 def test_inject_hyperparams_can_set_the_radius():
-    tx = optax.inject_hyperparams(lambda radius: uclip(Norm(radius)))(radius=1.0)
+    tx = optax.inject_hyperparams(lambda radius: uclip(Norm(radius), carry=True))(radius=1.0)
     state = tx.init(params())
     first, state = jax.jit(tx.update)(gradients(0), state, params())
     state.hyperparams["radius"] = jnp.asarray(0.25)
@@ -281,7 +305,7 @@ def test_inject_hyperparams_of_uclip_itself():
 
 
 def test_apply_if_finite_around_the_chain():
-    tx = optax.apply_if_finite(optax.chain(uclip(Norm(1.0), nonfinite="propagate"), optax.sgd(1.0)), 5)
+    tx = optax.apply_if_finite(optax.chain(uclip(Norm(1.0), carry=True, nonfinite="propagate"), optax.sgd(1.0)), 5)
     state = tx.init(params())
     updates, after = jax.jit(tx.update)({"w": jnp.full((2, 3), NAN), "b": jnp.ones(3)}, state)
     assert not np.any(updates["b"])
@@ -289,13 +313,13 @@ def test_apply_if_finite_around_the_chain():
 
 
 def test_a_guard_behind_a_clip_that_lets_nan_through_is_refused():
-    tx = optax.chain(uclip(Norm(1.0), nonfinite="propagate"), optax.apply_if_finite(optax.sgd(1.0), 5))
+    tx = optax.chain(uclip(Norm(1.0), carry=True, nonfinite="propagate"), optax.apply_if_finite(optax.sgd(1.0), 5))
     for look in (metrics, check):
         with pytest.raises(ValueError, match=r"Put the guard outside"):
             look(tx.init(params()))
-    through = uclip(Norm(1.0), nonfinite="propagate")
+    through = uclip(Norm(1.0), carry=True, nonfinite="propagate")
     for harmless in (
-        optax.chain(uclip(Norm(1.0)), optax.apply_if_finite(optax.sgd(1.0), 5)),
+        optax.chain(uclip(Norm(1.0), carry=True), optax.apply_if_finite(optax.sgd(1.0), 5)),
         optax.chain(optax.apply_if_finite(optax.identity(), 5), through),
         optax.partition({"x": through, "y": optax.apply_if_finite(optax.adam(0.1), 5)}, {"w": "x", "b": "y"}),
     ):
@@ -373,7 +397,7 @@ def test_the_update_can_be_differentiated(region, size):
 
 def test_metrics_do_not_stand_in_the_way_of_derivatives():
     for every in (1, 10):
-        tx = uclip(Norm(1.0), metrics_every=every)
+        tx = uclip(Norm(1.0), carry=True, metrics_every=every)
         slope = jax.grad(lambda g, tx=tx: tx.update(g, tx.init(g))[0].sum())(jnp.full((2, 2), 0.1))
         np.testing.assert_array_equal(slope, np.ones((2, 2)))
 
@@ -381,7 +405,7 @@ def test_metrics_do_not_stand_in_the_way_of_derivatives():
 @pytest.mark.parametrize("region", [Norm(1.0), Component(0.5)], ids=repr)
 @pytest.mark.parametrize("bad", [INF, NAN])
 def test_the_derivative_of_a_skipped_step_is_zero(region, bad):
-    tx = uclip(region)
+    tx = uclip(region, carry=True)
     slope = jax.grad(lambda g: tx.update(g, tx.init(g))[0].sum())(jnp.array([1.0, bad]))
     np.testing.assert_array_equal(slope, np.zeros(2))
 
@@ -398,7 +422,7 @@ def test_at_a_gradient_of_zero_the_derivative_is_that_of_the_identity():
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_rounding_goes_into_the_carry(dtype):
     """Compiled too: XLA may drop a round trip through a narrow type."""
-    tx = uclip(Component(0.3))
+    tx = uclip(Component(0.3), carry=True)
     state = tx.init(jnp.zeros(1000, dtype))
     step = jax.jit(tx.update)
     given = sent = np.zeros(1000)
@@ -423,7 +447,7 @@ def test_rounding_to_a_narrow_type_is_that_of_numpy(dtype):
 
 def test_none_and_integer_leaves_pass_through():
     tree = {"w": jnp.full(2, 3.0), "n": None, "i": jnp.arange(3)}
-    tx = uclip(Norm(1.0))
+    tx = uclip(Norm(1.0), carry=True)
     updates, state = jax.jit(tx.update)(tree, tx.init(tree))
     assert updates["n"] is None
     same(updates["i"], tree["i"])
@@ -469,7 +493,7 @@ def test_gates_stay_with_their_vectors_when_a_gradient_is_missing(labels):
 
 
 def test_a_mapping_of_regions_with_a_missing_gradient():
-    tx = uclip({"x": Norm(1.0), "y": Component(1.0)}, groups={"w": "x", "b": "y"})
+    tx = uclip({"x": Norm(1.0), "y": Component(1.0)}, carry=True, groups={"w": "x", "b": "y"})
     _, state = run(tx, 3)
     updates, after = jax.jit(tx.update)({**gradients(3), "b": None}, state)
     assert updates["b"] is None
@@ -492,7 +516,7 @@ def test_a_wide_schedule_does_not_widen_the_state():
 
 
 def test_counts_do_not_overflow():
-    tx = uclip(Adaptive(mean=1, std=1, moments=EWMA()))
+    tx = uclip(Adaptive(mean=1, std=1, moments=EWMA()), carry=True)
     state = run(tx, 3)[1]._replace(samples=jnp.full(2, 2**31 - 1, jnp.int32), step=jnp.asarray(2**31 - 1, jnp.int32))
     for _ in range(2):
         _, state = tx.update(gradients(0), state)
@@ -502,7 +526,7 @@ def test_counts_do_not_overflow():
 
 def test_float8_leaves():
     g = jnp.full(3, 5.0, jnp.float8_e4m3fn)
-    tx = uclip(Component(1.0))
+    tx = uclip(Component(1.0), carry=True)
     updates, state = jax.jit(tx.update)(g, tx.init(g))
     assert updates.dtype == g.dtype
     assert np.asarray(updates, float).tolist() == [1.0] * 3
@@ -516,18 +540,18 @@ def test_the_state_hides_no_other_count():
 
 def test_complex_leaves_are_pairs_of_numbers():
     g = jnp.array([3.0 + 0.2j, -0.1 - 4.0j])
-    tx = uclip(Component(1.0))
+    tx = uclip(Component(1.0), carry=True)
     updates, state = jax.jit(tx.update)(g, tx.init(g))
     np.testing.assert_allclose(updates, [1.0 + 0.2j, -0.1 - 1.0j], rtol=1e-6)
     np.testing.assert_allclose(state.carry, [2.0, -3.0j], rtol=1e-6)
-    per = uclip(Component([np.array([0.5, 2.0])]))
+    per = uclip(Component([np.array([0.5, 2.0])]), carry=True)
     np.testing.assert_allclose(per.update([g], per.init([g]))[0][0], [0.5 + 0.2j, -0.1 - 2.0j], rtol=1e-6)
-    norm = uclip(Norm(1.0))
+    norm = uclip(Norm(1.0), carry=True)
     assert float(jnp.linalg.norm(norm.update(g, norm.init(g))[0])) == pytest.approx(1.0, rel=1e-6)
 
 
 def test_empty_trees_and_leaves():
-    tx = uclip(Norm(1.0), metrics_every=1)
+    tx = uclip(Norm(1.0), carry=True, metrics_every=1)
     updates, state = jax.jit(tx.update)({}, tx.init({}))
     assert updates == {}
     assert int(state.step) == 1
@@ -540,18 +564,18 @@ def test_empty_trees_and_leaves():
 def test_radii_per_leaf_in_every_form():
     forms = ([0.5, 0.1], {"b": 0.5, "w": 0.1}, {"['b']": 0.5, "['w']": 0.1}, {"b": np.full(3, 0.5), "w": 0.1})
     for radii in forms:
-        (first, *_), _ = run(uclip(Component(radii)))
+        (first, *_), _ = run(uclip(Component(radii), carry=True))
         assert float(jnp.abs(first["b"]).max()) == 0.5, radii
         assert float(jnp.abs(first["w"]).max()) <= 0.1, radii
     nested = {"layer": {"w": 0.1, "b": 0.5}}
-    tx = uclip(Component(nested))
+    tx = uclip(Component(nested), carry=True)
     state = tx.init({"layer": params()})
     updates, _ = jax.jit(tx.update)({"layer": gradients(0)}, state)
     assert float(jnp.abs(updates["layer"]["b"]).max()) == 0.5
 
 
 def test_schedules_see_every_step():
-    seen, _ = run(uclip(Norm(optax.linear_schedule(1.0, 0.0, 4))), 6)
+    seen, _ = run(uclip(Norm(optax.linear_schedule(1.0, 0.0, 4)), carry=True), 6)
     assert [round(float(optax.tree.norm(u)), 5) for u in seen] == [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
 
 
@@ -622,21 +646,27 @@ def test_equinox():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: uclip(1.0), r"Norm\(1.0\) or Component\(1.0\)"),
-        (lambda: uclip(Norm), "Norm is the class"),
+        (lambda: uclip(1.0, carry=True), r"Norm\(1.0\) or Component\(1.0\)"),
+        (lambda: uclip(Norm, carry=True), "Norm is the class"),
         (lambda: uclip(Norm(1.0), carry="full"), "Unknown carry policy"),
-        (lambda: uclip(Norm(1.0), nonfinite="ignore"), "nonfinite must be"),
-        (lambda: uclip(Norm(1.0), metrics_every=-1), "whole number of steps"),
-        (lambda: uclip(Norm(1.0, over="group")), "needs groups"),
-        (lambda: uclip({"a": Norm(1.0)}), "needs groups"),
-        (lambda: uclip({}, groups=0), "empty"),
-        (lambda: uclip({"a": None}, groups="a"), "nothing to clip"),
-        (lambda: uclip({"a": Norm(1.0)}, groups={"w": "a", "b": "z"}).init(params()), r"\['b'\] has the label 'z'"),
-        (lambda: uclip({"a": Norm(1.0)}, groups={"w": "a", "c": "a"}).init(params()), "structure of the parameters"),
-        (lambda: uclip(Component(eqx.nn.Linear(2, 2, key=jax.random.key(0)))), "a tree that can be called"),
-        (lambda: uclip(Component([0.1, 0.2, 0.3])).init(params()), r"2 values.*\['b'\], \['w'\]"),
-        (lambda: uclip(Component({"['b']": 1.0})).init(params()), r"\['w'\] is missing"),
-        (lambda: uclip(Component([0.1, np.ones((3, 2))])).init(params()), r"\['w'\] has shape \(3, 2\)"),
+        (lambda: uclip(Norm(1.0), carry=True, nonfinite="ignore"), "nonfinite must be"),
+        (lambda: uclip(Norm(1.0), carry=True, metrics_every=-1), "whole number of steps"),
+        (lambda: uclip(Norm(1.0, over="group"), carry=True), "needs groups"),
+        (lambda: uclip({"a": Norm(1.0)}, carry=True), "needs groups"),
+        (lambda: uclip({}, carry=True, groups=0), "empty"),
+        (lambda: uclip({"a": None}, carry=True, groups="a"), "nothing to clip"),
+        (
+            lambda: uclip({"a": Norm(1.0)}, carry=True, groups={"w": "a", "b": "z"}).init(params()),
+            r"\['b'\] has the label 'z'",
+        ),
+        (
+            lambda: uclip({"a": Norm(1.0)}, carry=True, groups={"w": "a", "c": "a"}).init(params()),
+            "structure of the parameters",
+        ),
+        (lambda: uclip(Component(eqx.nn.Linear(2, 2, key=jax.random.key(0))), carry=True), "a tree that can be called"),
+        (lambda: uclip(Component([0.1, 0.2, 0.3]), carry=True).init(params()), r"2 values.*\['b'\], \['w'\]"),
+        (lambda: uclip(Component({"['b']": 1.0}), carry=True).init(params()), r"\['w'\] is missing"),
+        (lambda: uclip(Component([0.1, np.ones((3, 2))]), carry=True).init(params()), r"\['w'\] has shape \(3, 2\)"),
     ],
 )
 def test_errors_at_construction(build, message):
@@ -656,20 +686,20 @@ def test_errors_at_construction(build, message):
 )
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
 def test_errors_at_update_name_the_leaf(wrap, spoil, message):
-    tx = uclip(Norm(1.0))
+    tx = uclip(Norm(1.0), carry=True)
     state = tx.init(params())
     with pytest.raises((TypeError, ValueError), match=message):
         wrap(tx.update)(spoil(gradients(0)), state)
 
 
 def test_a_leaf_that_was_none_at_init_is_named():
-    tx = uclip(Sign())
+    tx = uclip(Sign(), carry=True)
     with pytest.raises(ValueError, match=r"\['b'\] has a gradient, but was None"):
         tx.update(gradients(0), tx.init({**params(), "b": None}))
 
 
 def test_a_wider_gradient_than_the_state_is_refused():
-    tx = uclip(Norm(1.0))
+    tx = uclip(Norm(1.0), carry=True)
     with jax.enable_x64(True):
         state = tx.init(jnp.zeros(2, jnp.float32))
         with pytest.raises(TypeError, match="float64"):
@@ -679,10 +709,10 @@ def test_a_wider_gradient_than_the_state_is_refused():
 @pytest.mark.parametrize(
     ("made", "used"),
     [
-        (uclip(Norm(1.0)), uclip(Norm(1.0), Gated())),
-        (uclip(Norm(1.0), False), uclip(Norm(1.0))),
-        (uclip(Component(1.0)), uclip(Adaptive(mean=1, std=1))),
-        (uclip(Norm(1.0), nonfinite="propagate"), uclip(Norm(1.0))),
+        (uclip(Norm(1.0), carry=True), uclip(Norm(1.0), Gated())),
+        (uclip(Norm(1.0), False), uclip(Norm(1.0), carry=True)),
+        (uclip(Component(1.0), carry=True), uclip(Adaptive(mean=1, std=1), carry=True)),
+        (uclip(Norm(1.0), carry=True, nonfinite="propagate"), uclip(Norm(1.0), carry=True)),
         (uclip(Norm(1.0), Gated()), uclip(Norm(1.0, over="tensor"), Gated())),
     ],
 )
@@ -693,27 +723,57 @@ def test_a_state_of_another_rule_points_to_graft(made, used):
 
 def test_schedules_that_give_nonsense_are_named():
     with pytest.raises(TypeError, match="one radius holds for the whole vector"):
-        run(uclip(Norm(lambda step: [1.0, 100.0], over="tensor")))
+        run(uclip(Norm(lambda step: [1.0, 100.0], over="tensor"), carry=True))
     with pytest.raises(ValueError, match=r"\['w'\] is nan"):
-        run(uclip(Component(lambda step: [1.0, NAN])))
+        run(uclip(Component(lambda step: [1.0, NAN]), carry=True))
 
 
 def test_equinox_modules_as_labels_are_trees_not_functions():
     model = eqx.nn.Linear(2, 2, key=jax.random.key(0))
     labels = jax.tree.map(lambda p: "bias" if p.ndim == 1 else "kernel", model)
-    tx = uclip({"bias": None, "kernel": Norm(1.0)}, groups=labels)
+    tx = uclip({"bias": None, "kernel": Norm(1.0)}, carry=True, groups=labels)
     updates, _ = tx.update(model, tx.init(model))
     same(updates.bias, model.bias)
 
 
 def test_a_schedule_that_cannot_be_traced_says_so():
-    tx = uclip(Norm(lambda step: 1.0 if step < 10 else 0.5))
+    tx = uclip(Norm(lambda step: 1.0 if step < 10 else 0.5), carry=True)
     state = tx.init(params())
     with pytest.raises(TypeError, match=r"jnp.where instead of if"):
         jax.jit(tx.update)(gradients(0), state)
     assert float(optax.tree.norm(tx.update(gradients(0), state)[0])) == pytest.approx(1.0, rel=1e-6)
 
 
-def test_leaky_is_watched_for_wind_up_and_capped_is_not():
-    assert uclip(Norm(1.0), Leaky(0.9), metrics_every=1).init(params()).watch.feed is not None
-    assert uclip(Norm(1.0), Gated(), metrics_every=1).init(params()).watch.feed is None
+def test_the_state_says_which_kind_of_carry_it_has():
+    kinds = {
+        "FullCarry": (True, Leaky(0.9)),
+        "BoundedCarry": (Capped(3),),
+        "GatedCarry": (Gated(),),
+        "MixedCarry": (Drip(), Shrunk()),
+        "NoCarry": (False, Leaky(0.0)),
+    }
+    for name, carries in kinds.items():
+        for carry in carries:
+            assert type(uclip(Norm(1.0), carry).init(params()).policy).__name__ == name
+
+
+@pytest.mark.parametrize("base", [optax.adamw(1e-3), optax.sgd(0.1, momentum=0.9)], ids=["AdamW", "momentum"])
+def test_check_warns_of_a_hasty_carry_before_an_optimizer_that_averages(base):
+    for carry in (True, Gated(), Capped(3)):
+        tx = optax.chain(uclip(Norm(1.0), carry, metrics_every=10), base)
+        with pytest.warns(CarryClipWarning, match="pays at once.* in front of .*default carry is safe"):
+            check(tx.init(params()))
+    for safe in (
+        optax.chain(uclip(Norm(1.0)), base),
+        optax.chain(uclip(Norm(1.0), True, metrics_every=5), optax.sgd(1.0)),
+    ):
+        check(safe.init(params()))
+
+
+def test_check_without_metrics_tells_what_can_be_told():
+    tx = optax.chain(uclip(Norm(1.0), carry=True), optax.sgd(0.1))
+    state = tx.init(jnp.zeros(1))
+    for _ in range(3):
+        _, state = tx.update(jnp.full(1, 100.0), state)
+    with pytest.raises(ValueError, match="after 3 steps the carry has norm 297, and 0 steps were skipped"):
+        check(state)

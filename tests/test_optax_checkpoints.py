@@ -8,15 +8,17 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from carryclip import EWMA, Adaptive, Component, Gated, Norm, Welford
+from carryclip import EWMA, Adaptive, Component, Drip, Gated, Norm, Shrunk, Welford
 from carryclip.optax import graft, metrics, uclip
 
 TX = optax.chain(uclip(Adaptive(mean=1, std=0.5, moments=EWMA()), Gated(), metrics_every=3), optax.adam(1e-2))
 RULES = {
     "norm": uclip(Norm(0.5), Gated()),
-    "component": uclip(Component(0.1)),
+    "component": uclip(Component(0.1), carry=True),
     "adaptive": uclip(Adaptive(mean=1, std=0.5, moments=EWMA()), Gated(), metrics_every=3),
     "plain": uclip(Norm(0.5), carry=False),
+    "drip": uclip(Norm(0.5), Drip()),
+    "shrunk": uclip(Component(0.1), Shrunk()),
     "groups": uclip({"a": Norm(0.5), "b": None}, Gated(), groups={"w": "a", "b": "b"}),
 }
 
@@ -86,14 +88,14 @@ def test_restoring_onto_other_devices(tmp_path, checkpointer):
 
 
 OLD = {
-    "adam": (optax.adam(1e-2), optax.chain(uclip(Norm(0.5)), optax.adam(1e-2))),
+    "adam": (optax.adam(1e-2), optax.chain(uclip(Norm(0.5), carry=True), optax.adam(1e-2))),
     "clip, then adam": (
         optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-2)),
         optax.chain(uclip(Norm(0.5), Gated()), optax.adam(1e-2)),
     ),
     "accumulated": (
         optax.MultiSteps(optax.adamw(1e-2), 2),
-        optax.MultiSteps(optax.chain(uclip(Norm(0.5)), optax.adamw(1e-2)), 2),
+        optax.MultiSteps(optax.chain(uclip(Norm(0.5), carry=True), optax.adamw(1e-2)), 2),
     ),
 }
 
@@ -117,7 +119,7 @@ def test_an_old_checkpoint_gets_a_zero_carry(tmp_path, checkpointer, case):
 
 
 def test_graft_into_another_rule_keeps_the_carry_and_starts_averages_anew():
-    old = optax.chain(uclip(Norm(0.5)), optax.adam(1e-2))
+    old = optax.chain(uclip(Norm(0.5), carry=True), optax.adam(1e-2))
     _, state = train(old, params(), old.init(params()), 4)
     for region, policy in ((Norm(0.5), Gated()), (Adaptive(mean=1, std=1), True)):
         tx = optax.chain(uclip(region, policy), optax.adam(1e-2))
@@ -135,7 +137,7 @@ def test_graft_moves_the_whole_training_state():
 
 
 def test_graft_complains_of_what_does_not_fit():
-    fresh = optax.chain(uclip(Norm(0.5)), optax.adam(1e-2)).init(params())
+    fresh = optax.chain(uclip(Norm(0.5), carry=True), optax.adam(1e-2)).init(params())
     with pytest.raises(ValueError, match="no uclip in the fresh state"):
         graft(optax.adam(1e-2).init(params()), fresh)
     with pytest.raises(ValueError, match="arrays where the fresh one has"):
@@ -149,7 +151,7 @@ def test_graft_complains_of_what_does_not_fit():
 
 
 def test_moments_of_another_kind_start_anew():
-    one, other = (uclip(Adaptive(mean=0, std=3, moments=m)) for m in (Welford(), EWMA()))
+    one, other = (uclip(Adaptive(mean=0, std=3, moments=m), carry=True) for m in (Welford(), EWMA()))
     _, trained = train(one, params(), one.init(params()), 5)
     moved = graft(other.init(params()), trained)
     assert not any(bool(jnp.any(x)) for x in jax.tree.leaves((moved.mean, moved.second, moved.samples)))
@@ -166,4 +168,4 @@ def test_moments_of_another_kind_start_anew():
 )
 def test_graft_refuses_the_state_of_another_optimizer(old, new):
     with pytest.raises(ValueError, match="same optimizer"):
-        graft(optax.chain(uclip(Norm(1.0)), new).init(params()), old.init(params()))
+        graft(optax.chain(uclip(Norm(1.0), carry=True), new).init(params()), old.init(params()))

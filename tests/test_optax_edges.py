@@ -21,7 +21,7 @@ from carryclip.optax import uclip
 @pytest.mark.parametrize("radius", [1e-21, 1e-25, 1e-30])
 @pytest.mark.parametrize("every", [0, 1])
 def test_a_tiny_radius_holds(radius, over, every):
-    tx = uclip(Norm(radius), metrics_every=every)
+    tx = uclip(Norm(radius), carry=True, metrics_every=every)
     state, step = tx.init(jnp.zeros(100)), jax.jit(tx.update)
     rng = np.random.default_rng(0)
     given, sent = np.zeros(100), np.zeros(100)
@@ -36,7 +36,7 @@ def test_a_tiny_radius_holds(radius, over, every):
 
 @pytest.mark.parametrize("radius", [1e-25, 1e-30])
 def test_what_is_within_a_tiny_radius_passes(radius):
-    tx = uclip(Norm(radius))
+    tx = uclip(Norm(radius), carry=True)
     gradient = jnp.full(100, 0.03 * radius, jnp.float32)
     update, state = jax.jit(tx.update)(gradient, tx.init(gradient))
     assert jnp.array_equal(update, gradient)
@@ -73,7 +73,7 @@ def test_a_clipped_vectors_norm_is_the_radius_to_a_few_units(make, dtype):
     off = {}
     with jax.enable_x64(dtype == "float64"):
         for count in (10, 1023, 4097, 100_000, 1_000_000):
-            tx = uclip(Norm(1.0))
+            tx = uclip(Norm(1.0), carry=True)
             gradient = jnp.asarray(PATTERNS[make](count), dtype)
             update, _ = jax.jit(tx.update)(gradient, tx.init(gradient))
             norm = math.sqrt(math.fsum(x * x for x in np.asarray(update, float).tolist()))
@@ -101,7 +101,7 @@ def test_small_drops_are_not_lost_behind_a_large_one(region):
 
 def wound_up(every, region=None):
     """Fifty steps with a radius of a tenth of the gradient."""
-    tx = optax.chain(uclip(region or Norm(1.0), metrics_every=every), optax.sgd(0.1))
+    tx = optax.chain(uclip(region or Norm(1.0), carry=True, metrics_every=every), optax.sgd(0.1))
     state, step = tx.init(jnp.zeros(2)), jax.jit(tx.update)
     for _ in range(50):
         _, state = step(jnp.array([6.0, 8.0]), state)

@@ -7,11 +7,18 @@ import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from carryclip import EWMA, Adaptive, Component, Gated, Norm
+from carryclip import EWMA, Adaptive, Component, Drip, Gated, Norm, Shrunk
 from carryclip.optax import aggregate_then_clip, clip_then_aggregate, metrics, uclip
 
 DEVICES = 4
-RULES = [(Norm(0.5), True), (Component(0.05), Gated()), (Adaptive(1, 1, EWMA()), True), (Norm(0.5), Gated())]
+RULES = [
+    (Norm(0.5), True),
+    (Component(0.05), Gated()),
+    (Adaptive(1, 1, EWMA()), True),
+    (Norm(0.5), Gated()),
+    (Norm(0.5), Shrunk()),
+    (Component(0.05), Drip()),
+]
 
 
 @pytest.fixture(params=[AxisType.Explicit, AxisType.Auto], ids=str)
@@ -129,7 +136,7 @@ def test_optimizers_that_keep_the_parameters(mesh):
 
 
 def test_a_state_made_inside_shard_map(mesh):
-    tx = uclip(Norm(1.0), axis_name="data", metrics_every=10)
+    tx = uclip(Norm(1.0), carry=True, axis_name="data", metrics_every=10)
     local = jax.shard_map(
         lambda x: tx.update(x, tx.init(x))[0],
         mesh=mesh,
@@ -171,7 +178,7 @@ def test_sharded_parameters_give_the_same_updates(mesh, region, carry):
 
 def test_bad_batches_and_axes_are_named(mesh):
     with pytest.raises(ValueError, match=r"no axis 'model'.*'data'"):
-        aggregate_then_clip(loss, optax.sgd(0.1), mesh, Norm(1.0), axis="model")
+        aggregate_then_clip(loss, optax.sgd(0.1), mesh, Norm(1.0), carry=True, axis="model")
     for build in (aggregate_then_clip, clip_then_aggregate):
         run = build(loss, optax.sgd(0.1), mesh, Norm(1.0))
         with pytest.raises(ValueError, match=r"\['x'\] has shape \(30, 6\).*multiple of the 4 devices"):

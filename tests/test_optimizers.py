@@ -94,7 +94,7 @@ def test_lazy_initialisation_survives(name, kind):
     net, x, y = net_and_batches(name)
     bare = make(name, kind, copy.deepcopy(net).parameters())
     optimizer = make(name, kind, net.parameters())
-    UClip(optimizer, Norm(0.1))
+    UClip(optimizer, Norm(0.1), carry=True)
     train(net, optimizer, x, y)
     for group in bare.param_groups:
         for p in group["params"]:
@@ -110,6 +110,6 @@ def test_sgd_without_clipping_is_untouched(metrics_every):
     twin = copy.deepcopy(net)
     expected = train(twin, optim.SGD(twin.parameters(), lr=0.05), x, y)
     optimizer = optim.SGD(net.parameters(), lr=0.05)
-    UClip(optimizer, Norm(1e9), metrics_every=metrics_every)
+    UClip(optimizer, Norm(1e9), carry=True, metrics_every=metrics_every)
     for a, e in zip(train(net, optimizer, x, y), expected, strict=True):
         assert torch.equal(a, e)

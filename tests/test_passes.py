@@ -15,10 +15,10 @@ PARAMS = {f"layer{k}": jnp.zeros((256, 256)) for k in range(6)}
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
-        (uclip(Component(0.1), nonfinite="propagate"), by_hand(component, guard=False)),
-        (uclip(Component(0.1)), by_hand(component)),
-        (uclip(Norm(1.0), nonfinite="propagate"), by_hand(norm, guard=False)),
-        (uclip(Norm(1.0)), by_hand(norm)),
+        (uclip(Component(0.1), carry=True, nonfinite="propagate"), by_hand(component, guard=False)),
+        (uclip(Component(0.1), carry=True), by_hand(component)),
+        (uclip(Norm(1.0), carry=True, nonfinite="propagate"), by_hand(norm, guard=False)),
+        (uclip(Norm(1.0), carry=True), by_hand(norm)),
     ],
     ids=["component", "component guarded", "norm", "norm guarded"],
 )

@@ -8,7 +8,7 @@ import torch
 from torch import nn, optim
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from carryclip import EWMA, Adaptive, Capped, Component, Gated, Leaky, Norm, Sign
+from carryclip import EWMA, Adaptive, Capped, Component, Drip, Gated, Leaky, Norm, Shrunk, Sign
 from carryclip.torch import UClip
 from seam import as_on_a_device, force, ledger
 
@@ -53,13 +53,16 @@ def trace(region, carry, prepare, dtype=torch.float32, small=30, steps=8, **opti
         if k == 5:
             params[1].grad[0, 0, 0, 0] = math.nan
         clipper.clip_()
-        gates = ledger(clipper).feed or ()
+        memory = ledger(clipper).memory
+        gates = memory.known() if memory else ()
         rows.append([x.clone() for p in params for x in (p.grad, clipper.carry(p), *gates) if x is not None])
     return rows, dict(clipper.metrics()), clipper.nonfinite_parameters()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("carry", [True, False, Capped(3), Leaky(0.5), Gated(decay=0.5)], ids=repr)
+@pytest.mark.parametrize(
+    "carry", [True, False, Capped(3), Leaky(0.5), Gated(decay=0.5), Drip(0.2), Shrunk(5)], ids=repr
+)
 @pytest.mark.parametrize("region", REGIONS, ids=repr)
 @pytest.mark.parametrize("way", [whole, as_on_a_device], ids=lambda f: f.__name__)
 def test_all_ways_lead_to_the_same(way, region, carry, dtype):
@@ -67,7 +70,7 @@ def test_all_ways_lead_to_the_same(way, region, carry, dtype):
     actual, mine, blamed = trace(region, carry, way, dtype)
     narrow = dtype == torch.bfloat16
     tolerance = {"rtol": 0.0, "atol": 0.0}  # coordinates are clipped each by itself
-    if isinstance(region, Norm):
+    if isinstance(region, Norm) or isinstance(carry, (Drip, Shrunk)):  # or share sums
         tolerance = {"rtol": 1e-2, "atol": 1e-2} if narrow else {"rtol": 1e-5, "atol": 1e-6}
     for want, have in zip(expected, actual, strict=True):
         for a, b in zip(want, have, strict=True):
@@ -84,7 +87,7 @@ def test_measuring_changes_no_bit(region):
     for every in (0, 1, 3):
         torch.manual_seed(0)
         params = [nn.Parameter(x) for x in shapes()]
-        clipper = UClip(params, region, metrics_every=every)
+        clipper = UClip(params, region, carry=True, metrics_every=every)
         force(clipper, small=30, chunk=50)
         for _ in range(6):
             for p in params:
@@ -98,7 +101,7 @@ def test_measuring_changes_no_bit(region):
 def test_a_norm_inside_its_radius_writes_nothing_and_forgets_nothing():
     """Once the carry is 0 and the gradients are inside, neither is touched; a carry from elsewhere is seen."""
     p = nn.Parameter(torch.zeros(4))
-    clipper = UClip([p], Norm(1.0), metrics_every=0)
+    clipper = UClip([p], Norm(1.0), carry=True, metrics_every=0)
     for gradient, sent in [(3.0, 0.5), *[(0.0, 0.5)] * 5, (0.1, 0.1), (0.2, 0.2)]:
         p.grad = torch.full((4,), gradient)
         clipper.clip_()
@@ -121,7 +124,7 @@ def test_a_norm_inside_its_radius_writes_nothing_and_forgets_nothing():
 
 def test_a_frozen_parameter_keeps_its_carry_while_the_others_are_inside():
     a, b = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
-    clipper = UClip([a, b], Norm(1.0), metrics_every=0)
+    clipper = UClip([a, b], Norm(1.0), carry=True, metrics_every=0)
     a.grad, b.grad = torch.zeros(2), torch.tensor([0.0, 3.0])
     clipper.clip_()
     for _ in range(3):
@@ -196,6 +199,11 @@ def test_on_a_device_the_launches_of_other_rules_stay_below_a_bound(region, carr
         (Norm(1.0), Gated(), 1),
         (Adaptive(1, 1), True, 3),
         (Adaptive(1, 1), Gated(), 4),
+        (Norm(1.0), Drip(), 1),
+        (Norm(1.0), Shrunk(), 1),
+        (Component(0.5), Drip(), 1),
+        (Component(0.5), Shrunk(), 1),
+        (Adaptive(1, 1), Shrunk(), 3),
     ],
     ids=str,
 )
@@ -231,8 +239,12 @@ def largest_temporary(region, prepare, carry=True, **options):
     return peak(step)
 
 
-IN_PLACE = [(Component(0.5), True), (Component(0.5), False), *((Norm(1.0), carry) for carry in (True, False, Gated()))]
-IN_PIECES = [(Component(0.5), Gated()), (Adaptive(1, 1, EWMA()), True)]
+IN_PLACE = [
+    (Component(0.5), True),
+    (Component(0.5), False),
+    *((Norm(1.0), carry) for carry in (True, False, Gated(), Drip(), Shrunk())),
+]
+IN_PIECES = [(Component(0.5), Gated()), (Adaptive(1, 1, EWMA()), True), (Component(0.5), Shrunk())]
 
 
 @pytest.mark.parametrize(
@@ -247,7 +259,7 @@ def test_temporaries_are_small(prepare, region, carry):
 
 def test_the_default_survives_a_deep_copy():
     p = nn.Parameter(torch.zeros(4))
-    clipper = UClip([p], Norm(1.0))
+    clipper = UClip([p], Norm(1.0), carry=True)
     p.grad = torch.ones(4)
     clipper.clip_()
     assert torch.equal(copy.deepcopy(clipper).carry(0), clipper.carry(0))

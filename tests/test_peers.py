@@ -76,7 +76,7 @@ def test_error_feedback_keeps_steps_and_not_gradients():
 @pytest.mark.parametrize("region", [f"Norm({RADIUS})", f"Component({RADIUS})"])
 def test_error_feedback_at_a_constant_rate_is_u_clip(region):
     spec = spec_of(region)
-    ours = updates(lambda optimizer, spec: UClip(optimizer, parse(spec.region)), gradients(), spec)
+    ours = updates(lambda optimizer, spec: UClip(optimizer, parse(spec.region), carry=True), gradients(), spec)
     torch.testing.assert_close(updates(ErrorFeedback, gradients(), spec), ours)
 
 

@@ -22,7 +22,7 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.
 def clip_all(region, rows, dtype=torch.float64, **options):
     """(updates, carry after each step) of a sequence of gradients, through the explicit form."""
     param = torch.nn.Parameter(torch.zeros(rows.shape[1], dtype=dtype))
-    clipper = UClip([param], region, **options)
+    clipper = UClip([param], region, **{"carry": True, **options})
     updates, carries = [], []
     for row in rows:
         param.grad = torch.as_tensor(row).to(dtype, copy=True)
@@ -41,7 +41,7 @@ def test_mass_is_conserved_over_10000_steps(region, dtype):
     rng = np.random.default_rng(0)
     rows = torch.tensor(0.4 * rng.standard_normal((10_000, 8)) * rng.lognormal(0, 1, (10_000, 1))).to(DTYPES[dtype])
     param = torch.nn.Parameter(torch.zeros(8, dtype=DTYPES[dtype]))
-    clipper = UClip([param], region, metrics_every=0)
+    clipper = UClip([param], region, carry=True, metrics_every=0)
     given_, sent = torch.zeros(8, dtype=torch.float64), torch.zeros(8, dtype=torch.float64)
     for row in rows:
         given_ += row.double()

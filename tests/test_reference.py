@@ -8,7 +8,7 @@ from carryclip.reference import UClip, _to_bfloat16
 
 
 def path(region, gradients, **options):
-    clipper = UClip(region, **options)
+    clipper = UClip(region, **{"carry": True, **options})
     return [(float(clipper.step([np.array([float(g)])])[0][0]), float(clipper.carry[0][0])) for g in gradients]
 
 
@@ -22,7 +22,7 @@ def test_sign_by_hand():
 
 
 def test_norm_by_hand():
-    clipper = UClip(Norm(5.0))
+    clipper = UClip(Norm(5.0), carry=True)
     u = clipper.step([np.array([6.0]), np.array([8.0])])
     np.testing.assert_allclose(np.concatenate(u), [3, 4])
     np.testing.assert_allclose(np.concatenate(clipper.carry), [3, 4])
@@ -65,7 +65,7 @@ def test_ewma_equals_the_weighted_sum():
 
 
 def test_a_parameter_without_gradient_keeps_everything():
-    clipper = UClip(Component(1.0))
+    clipper = UClip(Component(1.0), carry=True)
     clipper.step([np.array([3.0]), np.array([3.0])])
     assert clipper.step([None, np.array([0.0])])[0] is None
     assert [float(c[0]) for c in clipper.carry] == [2.0, 1.0]
@@ -73,7 +73,7 @@ def test_a_parameter_without_gradient_keeps_everything():
 
 def test_non_finite_policies():
     bad = np.array([np.nan, 3.0])
-    clipper = UClip(Component(1.0))
+    clipper = UClip(Component(1.0), carry=True)
     np.testing.assert_array_equal(clipper.step([bad])[0], [0, 0])
     assert clipper.skipped_steps == 1
     np.testing.assert_array_equal(UClip(Component(1.0), nonfinite="zero").step([bad])[0], [0, 1])

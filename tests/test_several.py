@@ -18,7 +18,7 @@ def param(*values):
 def pair(region=None, **options):
     a, b = param(0.0), param(0.0)
     first, second = optim.SGD([a], lr=1.0), optim.SGD([b], lr=1.0)
-    return a, b, first, second, UClip([first, second], region or Norm(1.0), **options)
+    return a, b, first, second, UClip([first, second], region or Norm(1.0), **{"carry": True, **options})
 
 
 def set_grads(a, b, size=100.0):
@@ -28,7 +28,7 @@ def set_grads(a, b, size=100.0):
 def test_several_optimizers_share_one_norm():
     a, b = param(0.0), param(0.0)
     first, second = optim.SGD([a], lr=1.0), optim.Adam([b], lr=1.0)
-    clipper = UClip([first, second], Norm(5.0), metrics_every=1)
+    clipper = UClip([first, second], Norm(5.0), carry=True, metrics_every=1)
     a.grad, b.grad = torch.tensor([30.0]), torch.tensor([40.0])
     first.step()
     assert (a.grad.item(), b.grad.item()) == pytest.approx((3.0, 4.0))

@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from carryclip import Component, Norm
+from carryclip import Component, Gated, Norm
 from carryclip.torch import UClip
 from seam import force
-from spread import KINDS, STEPS, alone, batches, check_same, full, model
+from spread import KINDS, STEPS, alone, batches, check_same, full, is_exact, model
 
 
 def sharded(rank, region, carry, optimizer, options):
@@ -47,13 +47,87 @@ def test_fsdp2_gives_what_one_process_gives(ranks, kind, optimizer, options):
     region, carry = KINDS[kind]
     params, carries, told = alone(region, carry, optimizer)
     for rank, (found, kept, metrics) in enumerate(ranks.run(sharded, region, carry, optimizer, options)):
-        exact = not isinstance(region, Norm)
+        exact = is_exact(region, carry)
         check_same(found, params, exact=exact)
         check_same(kept, carries, exact=exact)
         assert [step for step, _ in metrics] == [-1, *range(STEPS - 1)]
         for step, values in metrics[1:]:
             for name, value in values.items():
                 assert value == pytest.approx(told[step][name], rel=1e-5, abs=1e-6), (rank, step, name)
+
+
+def measured_steps(rank, every):
+    """After each step, which one the metrics are of."""
+    from torch.distributed.fsdp import fully_shard
+
+    net = model()
+    fully_shard(net)
+    opt = torch.optim.SGD(net.parameters(), lr=0.05)
+    clipper = UClip(opt, Norm(0.3), carry=True, metrics_every=every)
+    told = []
+    for _, (inputs, _) in zip(range(2 * every + 1), batches(rank), strict=False):
+        net(inputs).square().mean().backward()
+        opt.step()
+        told.append(clipper.metrics().step)
+    return told
+
+
+def test_metrics_of_ranks_are_one_step_old_when_people_log(ranks):
+    for told in ranks.run(measured_steps, 4):
+        assert told == [-1, 0, 1, 2, 2, 2, 2, 6, 6]  # after the 4th step those of the 3rd
+
+
+def changing(rank, how):
+    """A run whose region changes in the middle; ``how`` is whether it is spread over ranks."""
+    net = model()
+    if how == "fsdp2":
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(net)
+    opt = torch.optim.SGD(net.parameters(), lr=0.05)
+    clipper = UClip(opt, Norm(0.3), Gated(decay=0.5), metrics_every=1)
+    for step, given in enumerate(zip(batches(0), batches(1), strict=True)):
+        if step in (4, 8):
+            clipper.change(Norm(0.1, over="tensor") if step == 4 else Component(0.02), carry=Gated(decay=0.9))
+        opt.zero_grad()
+        inputs, targets = given[rank]
+        loss = (net(inputs) - targets).square().mean()
+        if how == "alone":
+            inputs, targets = given[1]
+            loss = (loss + (net(inputs) - targets).square().mean()) / 2
+        loss.backward()
+        opt.step()
+    return [full(p.detach()) for p in net.parameters()], [full(clipper.carry(p)) for p in net.parameters()]
+
+
+def test_a_region_changes_in_the_middle_of_a_run(ranks):
+    params, carries = changing(0, "alone")
+    for found, kept in ranks.run(changing, "fsdp2"):
+        check_same(found, params, exact=False)
+        check_same(kept, carries, exact=False)
+
+
+def growing(rank):
+    """Norms of tensors, of which some come later: what the ranks tell of the step before is of fewer vectors."""
+    from torch.distributed.fsdp import fully_shard
+
+    net = model()
+    fully_shard(net)
+    first, *others = net.parameters()
+    opt = torch.optim.SGD([first], lr=0.05)
+    clipper = UClip(opt, Norm(0.1, over="tensor"), carry=True, metrics_every=1)
+    for step, (inputs, targets) in enumerate(batches(rank)):
+        if step == 3:
+            opt.add_param_group({"params": others})
+        net.zero_grad()
+        (net(inputs) - targets).square().mean().backward()
+        opt.step()
+    return clipper.metrics()["update_norm"], len(others)
+
+
+def test_tensors_may_be_added_in_the_middle_of_a_run(ranks):
+    for norm, others in ranks.run(growing):
+        assert 0.1 < norm <= 0.1 * (1 + others) ** 0.5 * (1 + 1e-6)
 
 
 # ---------------------------------------------------------------------- other placements
@@ -114,8 +188,8 @@ def test_every_entry_counts_once_however_it_is_placed(ranks, how, kind):
     region, carry = KINDS[kind]
     params, carries, told = unplaced(region, carry)
     for found, kept, metrics in ranks.run(placed, how, region, carry):
-        check_same(found, params, exact=not isinstance(region, Norm))
-        check_same(kept, carries, exact=not isinstance(region, Norm))
+        check_same(found, params, exact=is_exact(region, carry))
+        check_same(kept, carries, exact=is_exact(region, carry))
         for name, value in metrics.items():
             assert value == pytest.approx(told[name], rel=1e-5, abs=1e-6), name
 
@@ -129,7 +203,7 @@ def spoiled(rank, region, nonfinite, optimizer, fused, device_path=False):
 
     net = fully_shard(model())
     opt = optimizer(net.parameters(), lr=0.05, **({"fused": True} if fused else {}))
-    clipper = UClip(opt, region, nonfinite=nonfinite, metrics_every=1)
+    clipper = UClip(opt, region, carry=True, nonfinite=nonfinite, metrics_every=1)
     if device_path:
         force(clipper, host=False)
     before, after, errors = [], [], []
@@ -209,7 +283,7 @@ def test_a_scaler_that_overflows_on_one_rank_skips_on_all(ranks, kind, fused, wh
     region, carry = KINDS[kind]
     params, carries, _ = alone(region, carry, functools.partial(torch.optim.AdamW, fused=fused), without=[4])
     # On shards a fused AdamW differs in the last digits by itself, without any clipping.
-    exact = not isinstance(region, Norm) and not fused
+    exact = is_exact(region, carry) and not fused
     for scales, found, kept in ranks.run(scaled, region, carry, fused, where):
         assert scales == [2.0**8] * 4 + [2.0**7] * (STEPS - 4)
         check_same(found, params, exact=exact)
@@ -265,7 +339,7 @@ def partial(rank):
     line = init_device_mesh("cpu", (2,))
     weight = nn.Parameter(DTensor.from_local(torch.zeros(4, 2), line, [Replicate()]))
     opt = torch.optim.SGD([("weight", weight)], lr=0.1)
-    UClip(opt, Norm(1.0))
+    UClip(opt, Norm(1.0), carry=True)
     said = []
     for placement in (Partial(), Shard(0)):
         rows = 4 if placement == Partial() else 2
@@ -289,7 +363,7 @@ def first_generation(rank):
 
     net = FullyShardedDataParallel(model(), use_orig_params=True, device_id=torch.device("cpu"))
     try:
-        UClip(torch.optim.SGD(net.parameters(), lr=0.1), Norm(1.0))
+        UClip(torch.optim.SGD(net.parameters(), lr=0.1), Norm(1.0), carry=True)
     except TypeError as error:
         return str(error)
 

@@ -6,7 +6,21 @@ import time
 import numpy as np
 import pytest
 
-from carryclip import EWMA, Adaptive, Capped, Component, Gated, Leaky, Norm, Sign, Symmetric, Welford, reference
+from carryclip import (
+    EWMA,
+    Adaptive,
+    Capped,
+    Component,
+    Drip,
+    Gated,
+    Leaky,
+    Norm,
+    Shrunk,
+    Sign,
+    Symmetric,
+    Welford,
+    reference,
+)
 from carryclip.theory import noise, problems
 from carryclip.theory.simulate import Above, Simulation, log_times, run
 
@@ -19,7 +33,7 @@ REGIONS = {
     "Sign": Sign(0.7),
     "Symmetric": Symmetric(std=1, moments=Welford()),
 }
-POLICIES = [True, False, Capped(2), Leaky(0.8), Gated(decay=0.8, cap=5)]
+POLICIES = [True, False, Capped(2), Leaky(0.8), Gated(decay=0.8, cap=5), Drip(0.2), Shrunk(5)]
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
@@ -270,7 +284,7 @@ def test_it_is_error_feedback_with_clipping_as_the_compressor():
     """At a constant learning rate U-Clip's carry is EF-SGD's error over the rate; they part when the rate changes."""
     gradients = np.random.default_rng(0).standard_t(2, 300)
     for rates, same in ((np.full(300, 0.1), True), (0.1 / np.sqrt(np.arange(1, 301)), False)):
-        clipper, x = reference.UClip(Component(0.5)), 0.0
+        clipper, x = reference.UClip(Component(0.5), carry=True), 0.0
         for gradient, rate in zip(gradients, rates, strict=True):
             x -= rate * clipper.step([np.array([gradient])])[0][0]
         theirs, error = error_feedback(gradients, rates, 0.5)

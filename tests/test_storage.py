@@ -59,7 +59,9 @@ def test_both_frameworks_round_alike():
 
 def clip_torch(narrow, gradients, region, **options):
     p = nn.Parameter(torch.zeros(gradients.shape[1:]))
-    clipper = UClip([p], region, carry_dtype=narrow, moments_dtype=narrow, metrics_every=0, **options)
+    clipper = UClip(
+        [p], region, carry_dtype=narrow, moments_dtype=narrow, metrics_every=0, **{"carry": True, **options}
+    )
     force(clipper, small=2, worth=2)
     sent = []
     for gradient in gradients:
@@ -70,7 +72,7 @@ def clip_torch(narrow, gradients, region, **options):
 
 
 def clip_optax(narrow, gradients, region):
-    tx = carryclip.optax.uclip(region, carry_dtype=narrow, moments_dtype=narrow)
+    tx = carryclip.optax.uclip(region, carry=True, carry_dtype=narrow, moments_dtype=narrow)
     state, update = tx.init(jnp.zeros(gradients.shape[1:])), jax.jit(tx.update)
     sent = []
     for gradient in gradients:
@@ -149,13 +151,13 @@ def test_the_types_are_kept_in_checkpoints_and_a_resumed_run_repeats_every_bit()
 def test_a_float32_checkpoint_goes_on_in_bfloat16_and_back():
     p = nn.Parameter(torch.zeros(3))
     optimizer = optim.SGD([p], lr=0.1)
-    UClip(optimizer, Component(1.0))
+    UClip(optimizer, Component(1.0), carry=True)
     p.grad = torch.full((3,), 3.0)
     optimizer.step()
     for narrow, kind in (("bfloat16", torch.bfloat16), (None, torch.float32)):
         q = nn.Parameter(torch.zeros(3))
         twin = optim.SGD([q], lr=0.1)
-        clipper = UClip(twin, Component(1.0), carry_dtype=narrow)
+        clipper = UClip(twin, Component(1.0), carry=True, carry_dtype=narrow)
         twin.load_state_dict(copy.deepcopy(optimizer.state_dict()))
         q.grad = torch.zeros(3)
         twin.step()
@@ -166,17 +168,19 @@ def test_a_float32_checkpoint_goes_on_in_bfloat16_and_back():
 def test_wrong_types_are_named():
     for wrong in ("float16", torch.float64, "int8"):
         with pytest.raises(ValueError, match=r'carry_dtype must be None .* or "bfloat16"'):
-            UClip([nn.Parameter(torch.zeros(2))], Norm(1.0), carry_dtype=wrong)
+            UClip([nn.Parameter(torch.zeros(2))], Norm(1.0), carry=True, carry_dtype=wrong)
         with pytest.raises(ValueError, match=r'moments_dtype must be None .* or "bfloat16"'):
-            carryclip.optax.uclip(Norm(1.0), moments_dtype=wrong)
+            carryclip.optax.uclip(Norm(1.0), carry=True, moments_dtype=wrong)
     with pytest.raises(ValueError, match="no complex bfloat16"):
-        UClip([nn.Parameter(torch.zeros(2, dtype=torch.complex64))], Norm(1.0), carry_dtype=torch.bfloat16)
+        UClip([nn.Parameter(torch.zeros(2, dtype=torch.complex64))], Norm(1.0), carry=True, carry_dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="no complex bfloat16"):
-        carryclip.optax.uclip(Norm(1.0), carry_dtype="bfloat16").init(jnp.zeros(2, jnp.complex64))
+        carryclip.optax.uclip(Norm(1.0), carry=True, carry_dtype="bfloat16").init(jnp.zeros(2, jnp.complex64))
 
 
 def test_optax_stores_what_is_asked_for_also_under_inject_hyperparams():
-    make = optax.inject_hyperparams(lambda radius: carryclip.optax.uclip(Component(radius), carry_dtype="bfloat16"))
+    make = optax.inject_hyperparams(
+        lambda radius: carryclip.optax.uclip(Component(radius), carry=True, carry_dtype="bfloat16")
+    )
     tx = make(radius=1.0)
     state = tx.init(jnp.zeros(4))
     updates, state = jax.jit(tx.update)(jnp.full(4, 3.0), state)

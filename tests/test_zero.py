@@ -108,7 +108,7 @@ def overlapping(rank):
     net = DistributedDataParallel(model())
     zero = ZeroRedundancyOptimizer(net.parameters(), optimizer_class=torch.optim.SGD, lr=0.1, overlap_with_ddp=True)
     try:
-        UClip(zero, Norm(1.0))
+        UClip(zero, Norm(1.0), carry=True)
     except TypeError as error:
         return str(error)
 
@@ -135,7 +135,7 @@ def gated(params, gradients, group=None):
             for param, found in zip(column, gradients(step), strict=True):
                 param.grad = None if found[k] is None else found[k].clone()
         opt.step()
-    return [clipper.carry(p) for column in params for p in column], [x.clone() for x in ledger(clipper).feed]
+    return [clipper.carry(p) for column in params for p in column], [x.clone() for x in ledger(clipper).memory.known()]
 
 
 def gated_apart(rank):

@@ -1,13 +1,18 @@
-"""U-Clip: gradient clipping that keeps what it cuts off and gives it back.
+"""Gradient clipping that keeps what it cuts off and gives it back.
+
+The paper's algorithm, U-Clip, is ``carry=True``:
 
     u_t         = clip(g_t + carry_t, radius_t)      the optimizer receives u_t
     carry_{t+1} = g_t + carry_t - u_t                what was cut waits for the next step
+
+The default, ``Shrunk()``, clips each gradient by itself and adds clipping's bias back, as far as it stands out of its
+own noise; it is safe with momentum and Adam.
 
 This package imports no framework. The front ends are ``carryclip.torch``, ``carryclip.optax`` and, for checking them,
 ``carryclip.reference`` (NumPy).
 """
 
-from carryclip.carry import Capped, Gated, Leaky
+from carryclip.carry import Capped, Drip, Gated, Leaky, Shrunk
 from carryclip.diagnosis import CarryClipWarning
 from carryclip.moments import EWMA, Welford
 from carryclip.regions import Adaptive, Component, Norm, Sign, Symmetric
@@ -20,9 +25,11 @@ __all__ = [
     "Capped",
     "CarryClipWarning",
     "Component",
+    "Drip",
     "Gated",
     "Leaky",
     "Norm",
+    "Shrunk",
     "Sign",
     "Symmetric",
     "Welford",

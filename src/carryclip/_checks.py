@@ -1,7 +1,8 @@
 """Argument checks shared by the public classes: each error says what is wrong and what to write instead."""
 
+import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
 
@@ -36,6 +37,7 @@ def number(
 def size(owner: str, name: str, value: Any, *, zero_ok: bool = False, hint: str = "") -> None:
     """Check a radius or a multiple: a number, a schedule, or one value per parameter (checked entry by entry)."""
     if callable(value):
+        _schedule(owner, name, value)
         return
     if isinstance(value, bool) or value is None or isinstance(value, str):
         raise TypeError(
@@ -51,6 +53,25 @@ def size(owner: str, name: str, value: Any, *, zero_ok: bool = False, hint: str 
             size(owner, name, entry, zero_ok=True, hint=hint)
     elif hasattr(value, "shape") and _known_bad(value):
         raise ValueError(f"{owner}: {name} has entries that are negative or NaN; every entry must be at least 0.")
+
+
+def _schedule(owner: str, name: str, schedule: Callable[..., Any]) -> None:
+    """Raise unless it can be called with a step, as far as that can be told without calling it."""
+    if isinstance(schedule, type):
+        label = schedule.__name__
+        raise TypeError(f"{owner}: {name}={label} is the class: pass an instance, {name}={label}(...), or a function.")
+    try:
+        signature = inspect.signature(schedule)
+    except (TypeError, ValueError):  # some functions written in C do not tell
+        return
+    try:
+        signature.bind(0)
+    except TypeError:
+        label = getattr(schedule, "__name__", type(schedule).__name__)
+        raise TypeError(
+            f"{owner}: {name} is a schedule and is called with one argument, the step (counted from 0), which "
+            f"{label}{signature} does not take. Write {name}=lambda step: ..., for example."
+        ) from None
 
 
 def _known_bad(values: Any) -> bool:

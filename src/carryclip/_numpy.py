@@ -33,6 +33,11 @@ class NumpyNamespace:
         return sum(values)
 
     @staticmethod
+    def allfinite(values: np.ndarray) -> Any:
+        """Whether every entry is finite."""
+        return np.isfinite(values).all()
+
+    @staticmethod
     def size(values: np.ndarray) -> float:
         """The number of entries."""
         return float(values.size)
@@ -41,6 +46,11 @@ class NumpyNamespace:
     def lerp(start: Any, end: Any, weight: float) -> Any:
         """The point a part ``weight`` of the way from start to end."""
         return start + weight * (end - start)
+
+    @staticmethod
+    def plus(x: Any, y: Any, factor: Any) -> Any:
+        """The sum x + factor·y."""
+        return x + factor * y
 
     @staticmethod
     def inner(x: np.ndarray, y: np.ndarray) -> Any:

@@ -6,9 +6,9 @@
 
 A scope is a set of entries clipped as one vector: all parameters of a ``Norm``, or one group, or one tensor; adding up
 over scopes is in ``carryclip.scopes``. ``xp`` provides ``where clip abs sign sqrt expm1 sum lerp isfinite finfo`` with
-NumPy's meanings, ``astype(array, dtype)``, ``allfinite(array)``, ``inner(x, y)``, for metrics ``size(array)`` and
-``sums(terms, largest=...)``, and for buffers stored in fewer bits ``as_bits``, ``from_bits`` and ``positions``. Scalars
-stay arrays, so nothing here waits for a device; where a backend knows them it may pass numbers.
+NumPy's meanings, ``astype(array, dtype)``, ``allfinite(array)``, ``inner(x, y)``, ``plus(x, y, factor)``, for metrics
+``size(array)`` and ``sums(terms, largest=...)``, and for buffers stored in fewer bits ``as_bits``, ``from_bits`` and
+``positions``. Scalars stay arrays, so nothing here waits for a device; where a backend knows them it may pass numbers.
 """
 
 import math
@@ -16,8 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from carryclip.carry import CarryPolicy, Policy, check_policy, policy_of
+from carryclip.carry import CarryPolicy, check_policy, policy_of
 from carryclip.diagnosis import Diagnosis, Step, diagnose
+from carryclip.policy import Clipped, Memory, Mixing, Policy, Scaling, Sums, share_within
 from carryclip.precision import debias_weight, fit_for_squares, held, ratio, stochastic, toward_zero, truncate
 from carryclip.regions import Region, check_region
 
@@ -52,14 +53,29 @@ class Rule:
         return self.nonfinite in ("skip", "raise") or (self.nonfinite == "zero" and self.region.joint)
 
     @property
-    def gates_scopes(self) -> bool:
-        """True if each scope has a feed average."""
-        return self.policy.gated and self.region.joint
-
-    @property
     def gates_coordinates(self) -> bool:
         """True if each coordinate has a feed average of its own."""
         return self.policy.gated and not self.region.joint
+
+    @property
+    def has_scope(self) -> bool:
+        """True if its arrays belong to entries of the table of scopes: under a norm, or if all share a memory."""
+        return self.region.joint or (self.policy.mixes and self.policy.follows is not None)
+
+    @property
+    def remembers(self) -> bool:
+        """True if the policy keeps a memory of each scope."""
+        return self.has_scope and self.policy.follows is not None
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """Names of the ``Sums`` that are made of its arrays and added up by scope."""
+        if not self.region.joint:
+            if not self.has_scope:
+                return ()
+            return ("total_sq", "carry_sq", "dot", "cut_sq") if self.policy.noisy else ("total_sq", "dot")
+        apart = self.policy.gated or self.policy.mixes
+        return ("total_sq", "carry_sq", "dot") if apart else ("total_sq",)
 
 
 def find_rule(rules: list[Rule], rule: Rule) -> int | None:
@@ -113,34 +129,6 @@ class Age(NamedTuple):
     """Sum of the weights in the feed average."""
 
 
-class Sums(NamedTuple):
-    """Partial sums of one array, or the totals of each scope; None where the rule does not need them."""
-
-    bad: Any = None
-    total_sq: Any = None
-    carry_sq: Any = None
-    dot: Any = None
-
-
-class Feed(NamedTuple):
-    """The gate's memory of each scope of a ``Norm``: raw average, and number of steps in it."""
-
-    average: Any
-    count: Any
-
-
-class Scaling(NamedTuple):
-    """Scalars of each scope of a ``Norm``: what its vector is multiplied with, and what becomes of the rest.
-
-    ``keep`` is the part of the rest that is carried (None: all of it), ``dropped`` the norm of what is not.
-    """
-
-    scale: Any = None
-    keep: Any = None
-    dropped: Any = None
-    clipped: Any = None
-
-
 class Outcome(NamedTuple):
     """The result of ``apply`` for one array. ``dropped_sq`` is None where nothing drops or the scaling has it."""
 
@@ -161,24 +149,75 @@ def unit_of(radius: Any) -> float:
     return 2.0 ** min(-50 - math.frexp(radius)[1], 100)
 
 
-def measure(xp: Any, rule: Rule, gradient: Any, carry: Any, dtype: Any, unit: float = 1.0) -> Sums:
+def measure(
+    xp: Any,
+    rule: Rule,
+    gradient: Any,
+    buffers: Buffers,
+    dtype: Any,
+    unit: float = 1.0,
+    *,
+    sizes: tuple[Any, ...] = (),
+    clock: Age | None = None,
+    tame: bool = False,
+) -> Sums:
     """What must be known of one array before anything is written; squares are in units of ``unit``.
 
     A norm's sum of squares tells finiteness as well: an overflow counts as non-finite. Coordinate-wise kinds look at
-    the gradient itself, because a finite 1e25 is no reason to skip there.
+    the gradient itself, because a finite 1e25 is no reason to skip there. ``sizes``, ``clock`` and ``tame``, as for
+    ``apply``, are read only where coordinate-wise kinds need more than that.
     """
     if not rule.region.joint:
-        return Sums(bad=~xp.allfinite(gradient)) if rule.can_reject else Sums()
+        return _measure_coordinates(xp, rule, gradient, buffers, sizes, clock, dtype, tame=tame)
     raw = _sanitized(xp, rule, gradient, dtype)
-    carry = None if carry is None else xp.astype(carry, dtype)
+    carry = None if buffers.carry is None else xp.astype(buffers.carry, dtype)
     if unit != 1.0:
         raw, carry = raw * unit, None if carry is None else carry * unit
-    total = raw if carry is None else raw + carry
+    total = raw if carry is None or rule.policy.mixes else raw + carry
     total_sq = xp.inner(total, total)
     bad = ~xp.isfinite(total_sq)
-    if rule.gates_scopes and carry is not None:
+    if "dot" in rule.measures and carry is not None:
         return Sums(bad, total_sq, carry_sq=xp.inner(carry, carry), dot=xp.inner(raw, carry))
     return Sums(bad, total_sq)
+
+
+def _measure_coordinates(
+    xp: Any,
+    rule: Rule,
+    gradient: Any,
+    buffers: Buffers,
+    sizes: tuple[Any, ...],
+    clock: Age | None,
+    dtype: Any,
+    *,
+    tame: bool,
+) -> Sums:
+    bad = ~xp.allfinite(gradient) if rule.can_reject and not tame else None
+    if not rule.has_scope:
+        return Sums(bad)
+    raw = _sanitized(xp, rule, gradient, dtype)
+    raw = raw if tame else fit_for_squares(xp, raw)
+    wide = _widened(xp, buffers, dtype)
+    if clock is None:
+        clock = age(xp, rule, buffers.count, dtype)
+    if rule.region.counts_current:
+        wide = _sampled(xp, rule, raw, wide, clock)
+    radius, centre = _radius(xp, rule, wide, clock, sizes, gradient.dtype, dtype)
+    if rule.policy.reach < math.inf:
+        limit = held(xp, rule.policy.reach * radius, dtype)
+        raw = xp.clip(raw, -limit, limit)
+    cut = raw - rule.region.project(xp, raw, radius, centre)
+    found = Sums(bad, xp.inner(raw, raw), dot=xp.inner(raw, cut))
+    if not rule.policy.noisy:
+        return found
+    return found._replace(carry_sq=xp.inner(wide.carry, wide.carry), cut_sq=xp.inner(cut, cut))
+
+
+def _sampled(xp: Any, rule: Rule, sample: Any, buffers: Buffers, clock: Age) -> Buffers:
+    """The buffers with a gradient taken into the moments."""
+    estimator: Any = rule.region.estimator
+    mean, second = estimator.update(xp, sample, buffers.mean, buffers.second, clock.share)
+    return buffers._replace(mean=mean, second=second)
 
 
 def decide(
@@ -186,12 +225,12 @@ def decide(
     policy: Policy,
     totals: Sums,
     radius: Any,
-    feed: Feed | None = None,
+    memory: Memory | None = None,
     skip: Any = None,
     rounding: Any = 0.0,
     unit: Any = 1.0,
-) -> tuple[Scaling, Feed | None]:
-    """Scalars for each scope of a ``Norm``, and the gate's memory after the step.
+) -> tuple[Scaling, Memory | None]:
+    """Scalars for each scope of a ``Norm``, and the policy's memory after the step.
 
     The update is scale·s, so what is cut has norm ||s|| - radius and the policies need no further pass over memory.
 
@@ -200,13 +239,16 @@ def decide(
         policy: what is kept of the rest.
         totals: the sums of each scope, one entry each.
         radius: of each scope, or one for all.
-        feed: the gate's memory, one entry for each scope; None if the policy is not gated.
+        memory: the policy's, one entry for each scope; None if it has none.
         skip: boolean array that cancels the step, or None.
         rounding: how far rounding to a narrower type may move an update, relative to its size (half an epsilon), and
             the carry with it. Limits allow for that, or a carry that may not grow would creep up bit by bit.
         unit: ``unit_of`` each scope's radius, or one for all.
     """
     radius = _nonnegative(xp, radius) * unit
+    if policy.mixes:
+        scaling, moved = policy.weigh(xp, totals, radius, memory, rounding, unit)
+        return scaling, _remembered(xp, skip, memory, moved)
     norm = xp.sqrt(totals.total_sq)
     clipped = norm > radius
     scale = xp.where(clipped, radius / xp.where(clipped, norm, 1.0), 1.0)
@@ -216,22 +258,37 @@ def decide(
     exact = isinstance(rounding, float) and not rounding
     rest = cut if exact else cut + rounding * xp.where(clipped, radius, norm)
     owed = closed = None
-    if feed is not None and policy.gated:
+    if memory is not None and policy.gated:
         owed = xp.sqrt(totals.carry_sq)
-        count = feed.count + 1
+        count = memory.count + 1
         fed = xp.clip(ratio(xp, totals.dot, radius * owed), -1.0, 1.0)
         weight = debias_weight(xp, policy.decay, xp.astype(count, norm.dtype))
-        average, closed = _gate(xp, policy, fed, feed.average, weight)
-        feed = Feed(_held(xp, skip, feed.average, average), _held(xp, skip, feed.count, count))
+        average, closed = _gate(xp, policy, fed, memory.average, weight)
+        memory = _remembered(xp, skip, memory, Memory(average, count))
     keep = None if policy.limited else policy.fraction
     if policy.limited and (not policy.gated or closed is not None):
-        keep = _share(xp, policy.limit(xp, radius, owed, closed), rest)
+        keep = share_within(xp, policy.limit(xp, radius, owed, closed), rest)
     dropped = None
     if not policy.carries:
         dropped = cut / unit
     elif keep is not None:
         dropped = cut * (1.0 - keep) / unit
-    return Scaling(scale, keep, dropped, clipped), feed
+    return Scaling(scale, keep, dropped, clipped), memory
+
+
+def decide_coordinates(
+    xp: Any, policy: Policy, totals: Sums, memory: Memory | None, skip: Any = None
+) -> tuple[Scaling, Memory | None]:
+    """The same for rules that clip coordinate by coordinate and share a memory: one entry for each of them."""
+    scaling, moved = policy.weigh_coordinates(xp, totals, memory)
+    return scaling, _remembered(xp, skip, memory, moved)
+
+
+def _remembered(xp: Any, skip: Any, old: Memory | None, new: Memory | None) -> Memory | None:
+    """``new``, or ``old`` if the step is skipped."""
+    if old is None or new is None:
+        return None
+    return new if skip is None else Memory.each(lambda x, y: xp.where(skip, x, y), old, new)
 
 
 def age(xp: Any, rule: Rule, count: Any, dtype: Any) -> Age:
@@ -271,7 +328,7 @@ def apply(
         gradient: the raw gradient.
         buffers: what the array kept from the last step.
         sizes: the region's numbers for this array at this step.
-        scaling: the scalars of its scope; None for coordinate-wise kinds.
+        scaling: the scalars of its scope; None if it has none.
         skip: boolean array that cancels the step, or None.
         dtype: the type to compute in; buffers stored in another are rounded at random.
         clock: ``age`` of the buffers' count, if it is known already.
@@ -282,46 +339,94 @@ def apply(
     """
     stored, buffers = buffers, _widened(xp, buffers, dtype)
     raw = _sanitized(xp, rule, gradient, dtype)
-    total = raw if buffers.carry is None else raw + buffers.carry
     moved = buffers._replace(count=None if buffers.count is None else buffers.count + 1)
     clock = age(xp, rule, buffers.count, dtype) if clock is None else clock
+    # Before the moments: a program that writes in place then has room for it.
+    total = raw if buffers.carry is None or rule.policy.mixes else raw + buffers.carry
     if rule.region.estimator is not None:
-        sample = raw if tame else fit_for_squares(xp, raw)
-        mean, second = rule.region.estimator.update(xp, sample, buffers.mean, buffers.second, clock.share)
-        moved = moved._replace(mean=mean, second=second)
-    if scaling is not None:
+        moved = _sampled(xp, rule, raw if tame else fit_for_squares(xp, raw), moved, clock)
+    if rule.region.joint:
+        assert scaling is not None
         radius = sizes[0]
-        aim = total * scaling.scale
+        step = _by_norm(xp, rule, raw, total, buffers, scaling, gradient.dtype)
     else:
-        if rule.nonfinite != "propagate" and not tame:
-            # Two huge finite numbers may add up to inf, which no later step could pay back.
-            total = _within(xp, total, dtype)
         source = moved if rule.region.counts_current else buffers
         radius, centre = _radius(xp, rule, source, clock, sizes, gradient.dtype, dtype)
-        aim = rule.region.project(xp, total, radius, centre)
-    update = _rounded(xp, aim, gradient.dtype)
-    rest = total - xp.astype(update, dtype)
-    if scaling is not None:
-        kept, dropped_sq = rest if scaling.keep is None else rest * scaling.keep, None
-    else:
-        kept, feed = _carried(xp, rule, raw, rest, buffers, clock, radius)
-        moved = moved._replace(feed=feed)
-        dropped_sq = None
-        if tally and rule.carry is not True:
-            dropped = fit_for_squares(xp, rest - kept if rule.policy.carries else rest)
-            dropped_sq = xp.inner(dropped, dropped)
-    moved = moved._replace(carry=kept if rule.policy.carries else None)
+        hold = not tame and rule.nonfinite != "propagate"
+        step = _by_coordinates(xp, rule, raw, total, buffers, scaling, clock, radius, centre, gradient.dtype, hold=hold)
+        moved = moved._replace(feed=step.feed)
+    dropped_sq = None
+    if tally and step.dropped is not None:
+        dropped = fit_for_squares(xp, step.dropped)
+        dropped_sq = xp.inner(dropped, dropped)
+    moved = moved._replace(carry=step.kept if rule.policy.carries else None)
     diagnosis = None
     if inspect:
-        step = Step(raw, total, aim, xp.astype(update, dtype), buffers.carry, moved.carry, radius)
-        diagnosis = diagnose(xp, step, joint=scaling is not None)
+        wide = xp.astype(step.update, dtype)
+        seen = Step(raw, step.total, step.aim, wide, buffers.carry, moved.carry, radius)
+        diagnosis = diagnose(xp, seen, joint=rule.region.joint)
     moved = _narrowed(xp, moved, stored, seed)
+    update = step.update
     if skip is not None:
         update = xp.where(skip, 0.0, update)
         moved = Buffers(
             *(None if new is None else xp.where(skip, old, new) for old, new in zip(stored, moved, strict=True))
         )
     return Outcome(update, moved, dropped_sq, diagnosis)
+
+
+def _by_norm(xp: Any, rule: Rule, raw: Any, total: Any, buffers: Buffers, scaling: Scaling, narrow: Any) -> Clipped:
+    """Clip an array as a part of its scope's vector."""
+    if rule.policy.mixes:
+        total, owed = rule.policy.mix(xp, raw, buffers.carry, scaling)
+        aim = total * scaling.scale
+        update = _rounded(xp, aim, narrow)
+        return Clipped(total, aim, update, rule.policy.left(xp, owed, xp.astype(update, raw.dtype), scaling))
+    aim = total * scaling.scale
+    update = _rounded(xp, aim, narrow)
+    rest = total - xp.astype(update, raw.dtype)
+    return Clipped(total, aim, update, rest if scaling.keep is None else rest * scaling.keep)
+
+
+def _by_coordinates(
+    xp: Any,
+    rule: Rule,
+    raw: Any,
+    total: Any,
+    buffers: Buffers,
+    scaling: Scaling | None,
+    clock: Age,
+    radius: Any,
+    centre: Any,
+    narrow: Any,
+    *,
+    hold: bool,
+) -> Clipped:
+    """Clip each coordinate by itself. ``hold``: two huge finite numbers may add up to inf, which nothing pays back."""
+    dtype = raw.dtype
+
+    def project(values: Any) -> Any:
+        return rule.region.project(xp, values, radius, centre)
+
+    def held_in(values: Any) -> Any:
+        return _within(xp, values, dtype) if hold else values
+
+    if rule.policy.mixes:
+
+        def rounded(values: Any) -> Any:
+            return xp.astype(_rounded(xp, values, narrow), dtype)
+
+        mixing = Mixing(raw, buffers.carry, radius, project, rounded, held_in, scaling)
+        mixed = rule.policy.mix_coordinates(xp, mixing)
+        return mixed._replace(update=xp.astype(mixed.update, narrow))
+    total = held_in(total)
+    aim = project(total)
+    update = _rounded(xp, aim, narrow)
+    rest = total - xp.astype(update, dtype)
+    if rule.carry is True:
+        return Clipped(total, aim, update, rest)
+    kept, feed = _carried(xp, rule, raw, rest, buffers, clock, radius)
+    return Clipped(total, aim, update, kept, rest - kept if rule.policy.carries else rest, feed)
 
 
 def _widened(xp: Any, buffers: Buffers, dtype: Any) -> Buffers:
@@ -403,14 +508,3 @@ def _gate(xp: Any, policy: Policy, fed: Any, average: Any, weight: Any) -> tuple
     """(new raw average, whether growth is stopped); ``weight`` is what an average of ones would be."""
     average = policy.decay * average + (1.0 - policy.decay) * fed
     return average, average / weight >= policy.threshold
-
-
-def _share(xp: Any, limit: Any, rest: Any) -> Any:
-    """The factor that brings a vector of norm ``rest`` within ``limit``."""
-    over = rest > limit
-    return xp.where(over, limit / xp.where(over, rest, 1.0), 1.0)
-
-
-def _held(xp: Any, skip: Any, old: Any, new: Any) -> Any:
-    """``new``, or ``old`` if the step is skipped."""
-    return new if skip is None else xp.where(skip, old, new)

@@ -1,50 +1,19 @@
 """What becomes of the part that was cut: kept whole, dropped, or kept under a policy.
 
-``carry=True`` is the paper's algorithm and ``carry=False`` plain clipping. The policies below trade some of the
-carry's unbiasedness for protection against its two dangers: wind-up, when the radius is below the mean gradient and
-the debt grows without end, and a finite spike, which is paid out for thousands of steps.
+``carry=True`` is the paper's algorithm and ``carry=False`` plain clipping. The policies below clip the sum of gradient
+and carry as the paper does, and keep less of the rest, against the carry's two dangers: wind-up, when the radius is
+below the mean gradient and the debt grows without end, and a finite spike, which is paid out for thousands of steps.
+``Drip`` and ``Shrunk``, which go another way, are in ``carryclip.mixing``.
 """
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from carryclip import _checks
+from carryclip.mixing import Drip as Drip
+from carryclip.mixing import Shrunk as Shrunk
+from carryclip.policy import Policy
 from carryclip.precision import held
-
-
-class Policy:
-    """What the algorithm asks of a carry policy.
-
-    A policy sees the *rest*, what clipping has cut off, and says how much of it is kept: a fraction of it, or as much
-    as fits within a limit. Limits are norms under a ``Norm`` and absolute values of coordinates otherwise.
-    """
-
-    carries: ClassVar[bool] = True
-    """False if nothing is kept, so that there is no buffer."""
-    gated: ClassVar[bool] = False
-    """True if it follows how the carry is fed: a running average of ``decay`` for each norm, or for each coordinate.
-    Its gate is closed while that is at or above ``threshold``."""
-    decay: Any
-    threshold: Any
-    bounded: ClassVar[bool] = False
-    """True if the carry cannot grow without end, so that there is nothing to warn of."""
-
-    limited: ClassVar[bool] = False
-    """True if there is a ``limit``."""
-
-    fraction: ClassVar[Any] = None
-    """The part of the rest that is kept, if there is no limit; None for all of it."""
-
-    def limit(self, xp: Any, radius: Any, owed: Any, closed: Any) -> Any:
-        """The largest carry there may be; asked for only if the policy is ``limited``.
-
-        Args:
-            xp: the array namespace.
-            radius: of the region at this step.
-            owed: size of the carry before the step; None if the policy is not gated.
-            closed: whether the gate is closed, so that the carry must not grow; None likewise.
-        """
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -101,17 +70,22 @@ class Leaky(Policy):
 
 @dataclass(frozen=True)
 class Gated(Policy):
-    """Let the carry grow only while the radius can pay it back.
+    """Stop the carry's growth while gradients keep feeding it, and never let it exceed ``cap`` radii.
 
     The feed is how much of a radius each gradient adds in the carry's direction:
     clamp(g·sign(carry)/radius, -1, 1) per coordinate, or clamp(<g, carry>/(radius·||carry||), -1, 1) for a norm.
-    While its debiased exponential average is at or above ``threshold``, the carry may drain but not grow: what is
-    fed faster than the radius pays can never be paid. ``cap``, in radii, bounds a single spike.
+    While its debiased exponential average is at or above ``threshold``, the carry may drain but not grow. So gradients
+    that feed it a whole radius at every step wind it up for a limited number of steps, 137 at the defaults
+    (``carryclip.theory.bounds.gated_growth_steps``).
+
+    The gate compares the mean of the *clipped* gradient with ``threshold`` radii; it does not know whether the radius
+    can pay. A mean above the radius that comes in rare or very noisy gradients (noise of several radii) leaves it open,
+    and only ``cap`` bounds the carry; a mean close below the radius shuts it, which leaves some bias.
 
     Args:
-        decay: of the feed's average; anything from 0.9 to 0.999 behaves alike.
-        threshold: average feed, in (0, 1], from which growth stops.
-        cap: largest carry, in radii.
+        decay: of the feed's average.
+        threshold: average feed, in (0, 1], from which growth stops. At 1 it may never stop before the cap.
+        cap: largest carry, in radii: what bounds a single spike, too.
 
     >>> Gated()
     Gated(decay=0.99, threshold=0.5, cap=100)
@@ -120,6 +94,7 @@ class Gated(Policy):
     decay: float = 0.99
     threshold: float = 0.5
     cap: float = 100
+    follows: ClassVar[str] = "feed"
     gated: ClassVar[bool] = True
     bounded: ClassVar[bool] = True
     limited: ClassVar[bool] = True
@@ -135,19 +110,23 @@ class Gated(Policy):
         return xp.where(closed & (owed < cap), owed, cap)
 
 
-CarryPolicy = bool | Capped | Leaky | Gated
+CarryPolicy = bool | Policy
 """What users write."""
+
+
+DEFAULT = Shrunk()
+"""What ``carry=`` is where nothing is said: ``benchmarks/carries.py`` has the rule and the trials that picked it."""
 
 
 def check_policy(policy: object) -> CarryPolicy:
     """Return ``policy`` if it is one; otherwise say which there are."""
     if isinstance(policy, (bool, Policy)):
-        return policy  # type: ignore[return-value]
+        return policy
     if isinstance(policy, type) and issubclass(policy, Policy):
         raise TypeError(f"carry={policy.__name__} is the class: write carry={policy.__name__}(...).")
     raise TypeError(
-        f"Unknown carry policy {policy!r}. Use True (keep all), False (plain clipping), Gated(), Capped(radii) or "
-        "Leaky(kappa)."
+        f"Unknown carry policy {policy!r}. Use Drip(), Shrunk(), True (the full carry of the paper), False (plain "
+        "clipping), Gated(), Capped(radii) or Leaky(kappa)."
     )
 
 

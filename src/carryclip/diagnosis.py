@@ -3,9 +3,10 @@
 They answer how much is clipped, how large the carry is against the radius, and whether it is winding up.
 """
 
+import math
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from carryclip.precision import ratio
@@ -19,6 +20,7 @@ LAST_STEP = (
     "clipped_fraction",
     "carry_ratio",
     "carry_feed",
+    "delay",
 )
 """Metrics of the last measured step, in every backend."""
 
@@ -27,11 +29,17 @@ RUNNING = ("skipped_steps", "dropped_norm")
 
 
 FEED_MEMORY = 0.9
-"""Decay, per measured step, of the feed average behind the wind-up warning."""
+"""Decay, per measured step, of the averages behind the warnings."""
 WINDUP_FEED, WINDUP_RADII, WINDUP_SAMPLES = 0.5, 10.0, 5
+LONG_DELAY, STALE_DELAY = 10.0, 100.0
+"""Steps that a gradient waits: like a momentum of 0.9 on top of the optimizer's own; and too long for any optimizer."""
 SPIKE_RADII = 1e3
 UNDRAINABLE_RADII = 1e6
 SKIPS_IN_A_ROW = 10
+NORMS_REMEMBERED = 32
+"""Measured gradient norms among which one looks for those that somebody has clipped before."""
+AT_THE_RADIUS, AT_A_CONSTANT = 3, 5
+"""How many of them must be the same: the radius, or another number."""
 
 
 class CarryClipWarning(UserWarning):
@@ -50,36 +58,80 @@ def warn_user(message: str) -> None:
     warnings.warn(message, CarryClipWarning, stacklevel=level + 1)
 
 
-def dangers(carried: float, feed: float, weight: float, streak: float, look: str) -> Iterator[tuple[str, str]]:
+class Course(NamedTuple):
+    """How the carry has fared over the measured steps, from which warnings are made."""
+
+    mean_feed: float
+    """Exponential average of the feed."""
+    weight: float
+    """Exponential average of 1 over the same steps: how much of the past the averages have seen."""
+    mean_delay: float
+    """Exponential average of the delay."""
+    rise: float
+    """The largest growth of the carry between two measured steps, in radii."""
+
+
+def followed(xp: Any, course: Any, last: Any, now: Any) -> Any:
+    """``Course`` as a vector after one more measured step, with the metrics before and at it as vectors."""
+    ratio_at = LAST_STEP.index("carry_ratio")
+    seen = [now[LAST_STEP.index("carry_feed")], now[0] * 0.0 + 1.0, now[LAST_STEP.index("delay")]]
+    moved = [FEED_MEMORY * old + (1.0 - FEED_MEMORY) * new for old, new in zip(course[:3], seen, strict=True)]
+    before = xp.where(last[ratio_at] == last[ratio_at], last[ratio_at], 0.0)  # NaN before the first
+    return xp.vector([*moved, xp.maximum(course[3], now[ratio_at] - before)], course)
+
+
+def dangers(
+    carried: float,
+    course: Course,
+    streak: float,
+    *,
+    look: str,
+    unbounded: bool,
+    optimizer: str = "",
+    smooth: bool = True,
+) -> Iterator[tuple[str, str]]:
     """Kind and message of each danger that the figures show.
 
     Args:
-        carried: the largest carry in radii; 0 under a policy that bounds it.
-        feed: exponential average of the feed over the measured steps.
-        weight: exponential average of 1 over the same steps: how much of the past ``feed`` has seen.
+        carried: the largest carry in radii.
+        course: how it came there.
         streak: skipped steps in a row.
         look: where to see which gradients were bad.
+        unbounded: whether the policy lets the carry grow without end.
+        optimizer: who is given the updates, in words; empty if that is not known.
+        smooth: whether it averages what it is given, by momentum or as Adam does, so that it suffers from a delay.
     """
-    feed = feed / weight if weight > 0.0 else 0.0
+    weight = course.weight
+    feed, delay = (course.mean_feed / weight, course.mean_delay / weight) if weight > 0.0 else (0.0, 0.0)
     enough = weight >= 0.999 * (1.0 - FEED_MEMORY**WINDUP_SAMPLES)
-    if carried > WINDUP_RADII and feed >= WINDUP_FEED and enough:
+    remedy = (
+        f"{f'With {optimizer}, leave' if optimizer else 'Leave'} carry= out: the default pays back slowly and cannot"
+    )
+    remedy += " wind up. Or take a larger radius."
+    if unbounded and enough and carried > WINDUP_RADII and feed >= WINDUP_FEED:
         yield (
             "wind-up",
-            f"the carry is winding up: it holds up to {carried:.3g} radii and gradients keep feeding it "
-            f"(average feed {feed:.2f}). The radius is below the mean gradient, so the debt grows and "
-            "will overshoot when it is paid. Use carry=Gated(), or a larger radius.",
+            f"the carry is winding up: it holds up to {carried:.3g} radii and gradients keep feeding it (average feed "
+            f"{feed:.2f}). The radius is below the mean gradient, so the debt grows and will overshoot when it is "
+            f"paid. {remedy}",
         )
-    elif carried > SPIKE_RADII:
+    elif unbounded and carried > SPIKE_RADII and course.rise > carried / 2:
         yield (
             "spike",
-            f"the carry holds up to {carried:.3g} radii, as after a very large gradient, and paying it back takes "
-            "as many steps. Use carry=Gated() or Capped(100), and look for the batch that caused it.",
+            f"the carry holds up to {carried:.3g} radii, {course.rise:.3g} of which came at once: a very large "
+            f"gradient, which is now paid back for as many steps. Look for the batch that caused it. {remedy}",
         )
-    if carried > UNDRAINABLE_RADII:
+    elif enough and (delay >= LONG_DELAY if smooth else unbounded and delay >= STALE_DELAY):
+        yield (
+            "delay",
+            f"gradients wait about {delay:.3g} steps in the carry before they are sent, which acts like a momentum of "
+            f"{1.0 - 1.0 / delay:.3g} on top of the optimizer's own. {remedy}",
+        )
+    if unbounded and carried > UNDRAINABLE_RADII:
         yield (
             "undrainable",
-            f"the carry holds up to {carried:.3g} radii; a float32 buffer cannot pay that back one radius at a "
-            "time. Use carry=Gated() or Capped(100), or a larger radius, and look for the batch that caused it.",
+            f"the carry holds up to {carried:.3g} radii; a float32 buffer cannot pay that back one radius at a time. "
+            f"{remedy}",
         )
     if streak >= SKIPS_IN_A_ROW:
         yield (
@@ -87,6 +139,31 @@ def dangers(carried: float, feed: float, weight: float, streak: float, look: str
             f"the last {int(streak)} steps were all skipped because gradients were not finite: nothing is "
             f"being learned. {look}; a lower learning rate or loss scale usually helps.",
         )
+
+
+def clipped_before(norms: Sequence[float], radius: float | None) -> float | None:
+    """The norm to which gradients were clipped before they came here; None if nothing shows that they were.
+
+    Norms have a largest value, which they reach once; if they reach it again and again, it is a limit. Steps whose norm
+    is below it say nothing. ``clip_grad_norm_`` multiplies with limit / (norm + 1e-6) and measures in float32, so that
+    what it leaves scatters a little below the limit, or a little more beside it for large tensors.
+
+    Args:
+        norms: of the gradients as they arrived, at measured steps; not finite where a step does not count.
+        radius: what a norm is clipped to here; None if there is no such number.
+    """
+    known = [norm for norm in norms if math.isfinite(norm)]
+    top = max(known, default=0.0)
+    same = [norm for norm in known if top - norm <= min(3e-6 * top + 1e-6, 1e-4 * top)]
+    beside = min(2e-5 * top + 1e-6, 1e-4 * top)
+    if top == 0.0 or len(same) < AT_THE_RADIUS:
+        return None
+    if radius is not None and abs(top - radius) <= beside:
+        return radius
+    # People give round limits. A gradient that never changes has the same norm to the last bit, and nobody clipped it.
+    limit = float(f"{top:.2g}")
+    changing = len(set(same)) > 1
+    return limit if len(same) >= AT_A_CONSTANT and changing and abs(top - limit) <= beside else None
 
 
 class Step(NamedTuple):
@@ -172,13 +249,18 @@ def of_scopes(xp: Any, sums: Diagnosis, radius: Any, clipped: Any) -> Diagnosis:
 
 def last_step(xp: Any, totals: Diagnosis) -> tuple[Any, ...]:
     """The metrics named in ``LAST_STEP``, from the sums over everything that took part in the step."""
+    total, update, carry = (xp.sqrt(square) for square in (totals.total_sq, totals.update_sq, totals.carry_sq))
+    radius = xp.sqrt(totals.radius_sq)
+    # What is clipped waits as far as it is kept; a policy that mixes keeps more than it has in mind to send.
+    waiting = xp.where(update + carry < total, update + carry, total)
     return (
         xp.sqrt(totals.grad_sq),
-        xp.sqrt(totals.total_sq),
-        xp.sqrt(totals.update_sq),
-        xp.sqrt(totals.carry_sq),
-        xp.sqrt(totals.radius_sq),
+        total,
+        update,
+        carry,
+        radius,
         ratio(xp, totals.clipped, totals.size),
         totals.ratio,
         ratio(xp, totals.fed, totals.weight),
+        ratio(xp, waiting, radius),
     )

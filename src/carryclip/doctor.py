@@ -64,7 +64,7 @@ def _check_reference() -> str:
     from carryclip import Component
     from carryclip.reference import UClip
 
-    clipper = UClip(Component(1.0))
+    clipper = UClip(Component(1.0), carry=True)
     sent = [float(clipper.step([np.array([g])])[0][0]) for g in (3.0, 0.0, 0.0)]  # type: ignore[index]
     if sent != [1.0, 1.0, 1.0]:
         raise AssertionError(f"a gradient of 3 should be paid out as 1, 1, 1 but became {sent}")
@@ -80,8 +80,8 @@ def _check_torch() -> str:
     devices = ["cpu"] + [f"{torch.accelerator.current_accelerator()}"] * torch.accelerator.is_available()
     for device in devices:
         weight = torch.nn.Parameter(torch.zeros(1, device=device))
-        optimizer = torch.optim.Adam([weight], lr=1.0)
-        clipper = UClip(optimizer, Component(1.0))
+        optimizer = torch.optim.SGD([weight], lr=1.0)
+        clipper = UClip(optimizer, Component(1.0), carry=True)
         weight.grad = torch.full_like(weight, 3.0)
         optimizer.step()
         carry = clipper.carry(weight).item()
@@ -109,7 +109,7 @@ def _check_optax() -> str:
     from carryclip import Component
     from carryclip.optax import uclip
 
-    tx = uclip(Component(1.0))
+    tx = uclip(Component(1.0), carry=True)
     gradient = jnp.full(1, 3.0)
     _, state = jax.jit(tx.update)(gradient, tx.init(gradient))
     carry = float(state.carry[0])

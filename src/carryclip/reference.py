@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from carryclip.algorithm import Rule
-from carryclip.carry import Capped, Gated, Leaky
+from carryclip.carry import DEFAULT, Capped, Drip, Gated, Leaky, Shrunk
 from carryclip.moments import Welford
 from carryclip.regions import Adaptive, Component, Norm, Sign, Symmetric
 
@@ -23,12 +23,12 @@ class UClip:
 
     Args:
         region: where updates must lie, or a mapping from group number to region or None (left alone).
-        carry: True, False, or a policy.
+        carry: True (the full carry), False (plain clipping), or a policy.
         nonfinite: ``"skip"``, ``"zero"``, ``"raise"`` or ``"propagate"``.
         groups: group number of each array; all are in group 0 by default.
         dtype: the gradients' type if it is not that of the arrays: ``"bfloat16"``.
 
-    >>> clipper = UClip(Component(1.0))
+    >>> clipper = UClip(Component(1.0), carry=True)
     >>> for g in (3.0, 0.0, 0.0, 0.0):
     ...     print(clipper.step([np.array([g])])[0], clipper.carry[0])
     [1.] [2.]
@@ -40,7 +40,7 @@ class UClip:
     def __init__(
         self,
         region: Any,
-        carry: Any = True,
+        carry: Any = DEFAULT,
         nonfinite: Any = "skip",
         groups: Sequence[int] | None = None,
         dtype: str | None = None,
@@ -60,6 +60,8 @@ class UClip:
         self.moments: list[_Moments] = []
         self.coordinate_feed: list[_Average] = []
         self.scope_feed: dict[Any, _Average] = {}
+        self.factors: dict[Any, _Average] = {}
+        self.noise_sq: dict[Any, float] = {}
 
     def step(self, gradients: Sequence[Array | None]) -> list[Array | None]:
         """The updates for ``gradients``; None stands for a parameter without a gradient this step."""
@@ -80,7 +82,10 @@ class UClip:
         for key, members in scopes.items():
             region = self._region(members[0])
             if isinstance(region, Norm):
-                dropped_sq += self._step_norm(region, key, members, clean, updates, t)
+                mixes = self._mix_norm if self._mixes() else self._step_norm
+                dropped_sq += mixes(region, key, members, clean, updates, t)
+            elif self._mixes():
+                dropped_sq += self._mix_coordinates(region, key, members, clean, updates, t)
             else:
                 dropped_sq += self._step_coordinates(region, members[0], clean, updates, t)
         self.dropped_norm += math.sqrt(dropped_sq)
@@ -101,8 +106,8 @@ class UClip:
             keep = 0.0
         elif isinstance(self.policy, Leaky):
             keep = self.policy.kappa
-        elif isinstance(self.policy, Capped):
-            keep = min(1.0, self.policy.radii * gamma / rest) if rest > 0 else 1.0
+        elif self._cap() < math.inf:
+            keep = min(1.0, self._cap() * gamma / rest) if rest > 0 else 1.0
         elif isinstance(self.policy, Gated):
             owed = _norm(carry.values())
             inner = sum(float(np.sum(clean[i].astype(np.float64) * carry[i])) for i in members)
@@ -131,18 +136,14 @@ class UClip:
         s = g + carry  #                                                       g_t + Delta_t
         if self.nonfinite != "propagate":
             s = np.clip(s, -largest, largest)
-        if isinstance(region, Sign):
-            aim = np.minimum(gamma, largest) * np.sign(s)
-        else:  #                                                             clip(x, gamma) = max{min{x, gamma}, -gamma}
-            aim = np.maximum(np.minimum(s, centre + gamma), centre - gamma)
-        u = self._rounded(aim, g.dtype)
+        u = self._rounded(_into(region, s, gamma, centre), g.dtype)
         rest = s - u  #                                                        Delta_{t+1} = g_t + Delta_t - u_t
         if self.policy is False:
             kept = np.zeros_like(rest)
         elif isinstance(self.policy, Leaky):
             kept = rest * g.dtype.type(self.policy.kappa)
-        elif isinstance(self.policy, Capped):
-            limit = self.policy.radii * gamma
+        elif self._cap() < math.inf:
+            limit = self._cap() * gamma
             kept = np.minimum(np.abs(rest), limit) * np.sign(rest)
         elif isinstance(self.policy, Gated):
             usable = (gamma > 0) & np.isfinite(gamma)
@@ -158,6 +159,128 @@ class UClip:
         if isinstance(region, (Adaptive, Symmetric)) and not region.include_current:
             moments.add(region.moments, g)
         return float(np.sum((rest - kept).astype(np.float64) ** 2))
+
+    # ------------------------------------------------------------------ Drip and Shrunk
+
+    def _cap(self) -> float:
+        """The largest carry, in radii, of Capped and Drip."""
+        if isinstance(self.policy, Drip):
+            return 1.0 / self.policy.rate if self.policy.cap is None else self.policy.cap
+        return self.policy.radii if isinstance(self.policy, Capped) else math.inf
+
+    def _mixes(self) -> bool:
+        """Whether gradients are clipped by themselves; all at once and all of it is the paper's rule."""
+        if isinstance(self.policy, Drip):
+            return self.policy.centred or self.policy.rate < 1.0
+        return isinstance(self.policy, Shrunk)
+
+    def _usual(self, key: Any, a: float) -> float:
+        """The average of past factors, 1 - that of what was cut; then this one counts as well."""
+        if isinstance(self.policy, Drip) and not self.policy.centred:
+            return 1.0
+        decay = self.policy.decay if isinstance(self.policy, Drip) else 1.0 - 1.0 / self.policy.memory
+        past = self.factors.setdefault(key, _Average())
+        usual = 1.0 - past.value / (1.0 - decay**past.n) if past.n else a
+        past.add(1.0 - a, decay)
+        return usual
+
+    def _mix_norm(self, region: Norm, key: Any, members: list[int], clean: list, updates: list, t: int) -> float:
+        gamma = _at(region.radius, t)
+        wide = np.float64
+        g = {i: clean[i].astype(wide) for i in members}
+        carry = {i: self._carry_of(i, clean[i]).astype(wide) for i in members}
+        size = _norm(g.values())
+        a = gamma / size if size > gamma else 1.0  #                            clip(g, gamma) = a g
+        usual = self._usual(key, a)
+        cap = self._cap()
+        if isinstance(self.policy, Drip):
+            rate = self.policy.rate
+            owed = {i: carry[i] + usual * g[i] for i in members}
+            v = {i: a * g[i] + rate * (owed[i] - a * g[i]) for i in members}
+        else:
+            rho = 1.0 / self.policy.memory
+            length = abs(usual - a) * size
+            e = {i: (usual - a) * g[i] for i in members}
+            if length > gamma / rho:
+                e = {i: e[i] * (gamma / rho / length) for i in members}
+            owed = {i: (1 - rho) * carry[i] + rho * e[i] for i in members}
+            before = self.noise_sq.get(key, 0.0)
+            self.noise_sq[key] = (1 - rho) ** 2 * before + rho**2 * _norm(e.values()) ** 2
+            bias_sq = _norm(owed.values()) ** 2
+            h = max(0.0, 1.0 - self.noise_sq[key] / bias_sq) if bias_sq > 0 else 0.0
+            v = {i: a * g[i] + h * owed[i] for i in members}
+        length = _norm(v.values())
+        scale = gamma / length if length > gamma else 1.0
+        if math.isnan(length):
+            scale = math.nan
+        u, rest = {}, {}
+        for i in members:
+            kind = clean[i].dtype
+            u[i] = self._rounded((v[i] * scale).astype(kind), kind)
+            updates[i] = self._as_gradient(u[i], updates[i])
+            rest[i] = owed[i] - u[i] if isinstance(self.policy, Drip) else owed[i]
+        if isinstance(self.policy, Shrunk):
+            for i in members:
+                self.carry[i] = owed[i].astype(clean[i].dtype)
+            return _norm(usual * g[i] - v[i] * scale for i in members) ** 2
+        exact = _norm(owed[i] - v[i] * scale for i in members)
+        left = exact + self._half_epsilon({i: clean[i] for i in members}) * min(length, gamma)
+        keep = cap * gamma / left if left > cap * gamma else 1.0
+        for i in members:
+            self.carry[i] = (rest[i] * keep).astype(clean[i].dtype)
+        return (exact * (1.0 - keep)) ** 2
+
+    def _mix_coordinates(self, region: Any, key: Any, members: list[int], clean: list, updates: list, t: int) -> float:
+        base, gamma, centre = {}, {}, {}
+        for i in members:
+            if getattr(region, "include_current", False):
+                self.moments[i].add(region.moments, clean[i])
+            gamma[i], centre[i] = self._radius(region, i, clean[i], self.moments[i], t)
+            base[i] = _into(region, clean[i], gamma[i], centre[i])
+        # What counts of a coordinate is bounded, so that one spike does not speak for all.
+        reach = self._cap() if isinstance(self.policy, Drip) else self.policy.memory
+        wide, near = {}, {}
+        for i in members:
+            limit = reach * gamma[i].astype(np.float64) if reach < math.inf else np.inf
+            wide[i] = np.clip(clean[i].astype(np.float64), -limit, limit)
+            near[i] = _into(region, wide[i], gamma[i], centre[i])
+        square = sum(float(np.sum(wide[i] ** 2)) for i in members)
+        inner = sum(float(np.sum(wide[i] * near[i])) for i in members)
+        known = 0.0 < square < math.inf
+        usual = self._usual(key, min(1.0, max(0.0, inner / square)) if known else 1.0)
+        cap, rho, h = self._cap(), 0.0, 0.0
+        if isinstance(self.policy, Shrunk):
+            rho = 1.0 / self.policy.memory
+            carried = sum(float(np.sum(self._carry_of(i, clean[i]).astype(np.float64) ** 2)) for i in members)
+            noise = self.noise_sq.get(key, 0.0)
+            h = max(0.0, 1.0 - noise / carried) if carried > 0 else 0.0  #      as the steps before have left it
+            cut_sq = sum(float(np.sum((usual * wide[i] - near[i]) ** 2)) for i in members)
+            self.noise_sq[key] = (1 - rho) ** 2 * noise + (rho**2 * cut_sq if math.isfinite(cut_sq) else 0.0)
+        dropped_sq = 0.0
+        for i in members:
+            g, kind = clean[i], clean[i].dtype
+            carry, largest = self._carry_of(i, g), np.finfo(g.dtype).max
+            if self.nonfinite == "propagate":
+                largest = np.inf
+            if isinstance(self.policy, Drip):
+                owed = np.clip(carry + kind.type(usual) * g, -largest, largest)
+                v = base[i] + kind.type(self.policy.rate) * (owed - base[i])
+            else:
+                limit = gamma[i] / rho
+                e = np.clip(np.clip(kind.type(usual) * g - base[i], -largest, largest), -limit, limit)
+                owed = carry + kind.type(rho) * (e - carry)
+                v = np.clip(base[i] + kind.type(h) * owed, -largest, largest)
+            u = self._rounded(_into(region, v, gamma[i], centre[i]), kind)
+            updates[i] = self._as_gradient(u, updates[i])
+            kept, lost = owed, kind.type(usual) * g - u
+            if isinstance(self.policy, Drip):
+                kept = np.clip(owed - u, -cap * gamma[i], cap * gamma[i])
+                lost = owed - u - kept
+            self.carry[i] = kept.astype(kind)
+            if isinstance(region, (Adaptive, Symmetric)) and not region.include_current:
+                self.moments[i].add(region.moments, g)
+            dropped_sq += float(np.sum(lost.astype(np.float64) ** 2))
+        return dropped_sq
 
     def _radius(self, region: Any, i: int, g: Array, moments: "_Moments", t: int) -> tuple[Array, Array]:
         """(gamma_t as an array of g's shape, the interval's centre)."""
@@ -200,7 +323,7 @@ class UClip:
             finite = all(np.isfinite(clean[i]).all() for i in members)
             if isinstance(self._region(members[0]), Norm) and finite:
                 with np.errstate(over="ignore"):
-                    s = [clean[i] + self._carry_of(i, clean[i]) for i in members]
+                    s = [clean[i] if self._mixes() else clean[i] + self._carry_of(i, clean[i]) for i in members]
                     total = sum(float(np.sum(np.asarray(x, np.float64) ** 2)) for x in s)
                 finite = total <= max(float(np.finfo(x.dtype).max) for x in s)
             if not finite:
@@ -253,7 +376,7 @@ class UClip:
             if g is None or region is None:
                 continue
             self._narrow = str(g.dtype)
-            over = region.over if isinstance(region, Norm) else "tensor"
+            over = region.over if isinstance(region, Norm) else "all" if self._mixes() else "tensor"
             key = {"all": ("all", repr(region)), "group": ("group", self._group(i)), "tensor": ("tensor", i)}[over]
             scopes.setdefault(key, []).append(i)
         return scopes
@@ -264,6 +387,13 @@ class UClip:
 
     def _as_gradient(self, u: Array, like: Array) -> Array:
         return u.astype(like.dtype)
+
+
+def _into(region: Any, x: Array, gamma: Array, centre: Array) -> Array:
+    """The point of the region that stands for x: clip(x, gamma) = max{min{x, gamma}, -gamma}, but for Sign."""
+    if isinstance(region, Sign):
+        return np.minimum(gamma, np.finfo(x.dtype).max) * np.sign(x)
+    return np.maximum(np.minimum(x, centre + gamma), centre - gamma)
 
 
 class _Moments:

@@ -53,6 +53,10 @@ class Region:
         """The region's own numbers at ``step``."""
         raise NotImplementedError
 
+    def is_shut(self, sizes: tuple[Any, ...]) -> bool:
+        """Whether ``sizes`` are known to make every radius 0, so that nothing gets through."""
+        return all(isinstance(size, float) and size == 0.0 for size in sizes)
+
     def extent(self, xp: Any, sizes: tuple[Any, ...], mean: Any, std: Any) -> Any:
         """The radius, from ``sizes`` and the moments (None where the region has none)."""
         return sizes[0]
@@ -199,6 +203,10 @@ class Adaptive(_WithMoments):
         """The two multiples at ``step``."""
         return (at_step("Adaptive", self.mean, step), at_step("Adaptive", self.std, step))
 
+    def is_shut(self, sizes: tuple[Any, ...]) -> bool:
+        """Whether both multiples are 0, and there is no smallest radius."""
+        return self.min_radius == 0 and super().is_shut(sizes)
+
     def extent(self, xp: Any, sizes: tuple[Any, ...], mean: Any, std: Any) -> Any:
         """a·|m| + b·s, but at least ``min_radius``."""
         radius = sizes[0] * xp.abs(mean) + sizes[1] * std
@@ -225,6 +233,10 @@ class Symmetric(_WithMoments):
     def sizes(self, step: Any) -> tuple[Any, ...]:
         """The multiple at ``step``."""
         return (at_step("Symmetric", self.std, step),)
+
+    def is_shut(self, sizes: tuple[Any, ...]) -> bool:
+        """Never: with a multiple of 0 the mean still gets through."""
+        return False
 
     def extent(self, xp: Any, sizes: tuple[Any, ...], mean: Any, std: Any) -> Any:
         """b·s, half the interval."""

@@ -1,9 +1,10 @@
 """What belongs to whole scopes: adding up the sums of their arrays, deciding on all of them, and the metrics of a step.
 
 A scope is what is clipped as one vector under a ``Norm``: all parameters, a group, a tensor. All scopes of a clipper
-stand in one table, whichever region they belong to, and everything here has one entry for each. Coordinate-wise
-regions have no scope; where a place is asked for they give ``NO_SCOPE``. A backend with scopes finer than an array,
-such as rows, passes a slice of the table and one sum for each entry of it.
+stand in one table, whichever region they belong to, and everything here has one entry for each. What a region clips
+coordinate by coordinate is one more scope if the carry policy keeps a memory of it; else it has none, and where a place
+is asked for it gives ``NO_SCOPE``. A backend with scopes finer than an array, such as rows, passes a slice of the table
+and one sum for each entry of it.
 
 Beside what ``carryclip.algorithm`` asks of ``xp``, this needs ``vector(values, like)`` (a list of scalars as a vector),
 ``concat(values, like)`` (vectors end to end), ``total(values)`` (the sum of a list of scalars), ``max`` and
@@ -13,8 +14,9 @@ Beside what ``carryclip.algorithm`` asks of ``xp``, this needs ``vector(values, 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from carryclip.algorithm import Feed, Rule, Scaling, Sums, decide
+from carryclip.algorithm import Rule, decide, decide_coordinates
 from carryclip.diagnosis import Diagnosis, last_step, of_scopes
+from carryclip.policy import Memory, Scaling, Sums
 
 NO_SCOPE = -1
 
@@ -38,21 +40,28 @@ def totals(
     xp: Any,
     sums: Sequence[Sums],
     where: Sequence[Place],
-    width: int,
+    rules: Sequence[Rule],
     like: Any,
     *,
     present: Any = None,
     rounding: Sequence[float] = (),
     units: Sequence[float] = (),
+    names: Sequence[str] | None = None,
 ) -> Totals:
-    """Add up partial sums by scope; ``where`` says to which of the ``width`` scopes each belongs."""
+    """Add up partial sums by scope; ``where`` says to which scope each belongs, and ``rules`` has the rule of each.
 
-    def column(name: str) -> Any:
-        return by_scope(xp, [getattr(each, name) for each in sums], where, width, like)
+    ``names`` are those that ``measured`` finds, where somebody has kept them.
+    """
+    found: dict[str, Any] = {}
+    for name in measured(rules) if names is None else names:
+        values = [0.0 if getattr(each, name) is None else getattr(each, name) for each in sums]
+        found[name] = by_scope(xp, values, where, len(rules), like)
+    return Totals(Sums(**found), present, per_scope(xp, rounding or (0.0,), like), per_scope(xp, units or (1.0,), like))
 
-    gated = bool(sums) and sums[0].dot is not None
-    found = Sums(None, column("total_sq"), *((column("carry_sq"), column("dot")) if gated else ()))
-    return Totals(found, present, per_scope(xp, rounding or (0.0,), like), per_scope(xp, units or (1.0,), like))
+
+def measured(rules: Sequence[Rule]) -> list[str]:
+    """The sums that some of the rules need."""
+    return [name for name in Sums._fields if any(name in rule.measures for rule in rules)]
 
 
 def per_scope(xp: Any, values: Sequence[Any], like: Any) -> Any:
@@ -86,16 +95,39 @@ def by_scope(xp: Any, values: Sequence[Any], where: Sequence[Place], width: int,
 
 
 def decide_all(
-    xp: Any, rule: Rule, found: Totals, radius: Any, feed: Feed | None, skip: Any
-) -> tuple[Scaling, Feed | None]:
-    """The scaling of every scope, and the gates' memory; ``rule`` is any of them, as they share their policy."""
-    scaling, moved = decide(xp, rule.policy, found.sums, radius, feed, skip, found.rounding, found.unit)
-    if feed is None or moved is None:
-        return scaling, feed
-    moved = Feed(*(xp.astype(new, old.dtype) for new, old in zip(moved, feed, strict=True)))
-    if found.present is not None:  # a gate that has seen no gradient has learned nothing
-        moved = Feed(*(xp.where(found.present, new, old) for new, old in zip(moved, feed, strict=True)))
+    xp: Any, rules: Sequence[Rule], found: Totals, radius: Any, memory: Memory | None, skip: Any, like: Any
+) -> tuple[Scaling, Memory | None]:
+    """The scaling of every scope, and the policy's memory; ``rules`` has the rule of each, all with one policy."""
+    policy, joint = rules[0].policy, [rule.region.joint for rule in rules]
+    scaling, moved = Scaling(), memory
+    if any(joint):
+        scaling, moved = decide(xp, policy, found.sums, radius, memory, skip, found.rounding, found.unit)
+    if not all(joint):
+        single, moved_too = decide_coordinates(xp, policy, found.sums, memory, skip)
+        if any(joint):
+            which = xp.vector([float(each) for each in joint], like) > 0.0
+            scaling = _merged(xp, which, scaling, single)
+            if moved is not None and moved_too is not None:
+                moved = Memory.each(lambda x, y: xp.where(which, x, y), moved, moved_too)
+        else:
+            scaling, moved = single, moved_too
+    if memory is None or moved is None:
+        return scaling, memory
+    moved = Memory(
+        xp.astype(moved.average, memory.average.dtype),
+        xp.astype(moved.count, memory.count.dtype),
+        None if moved.noise is None else xp.astype(moved.noise, memory.noise.dtype),
+    )
+    if found.present is not None:  # without a gradient nothing was learned
+        moved = Memory.each(lambda new, old: xp.where(found.present, new, old), moved, memory)
     return scaling, moved
+
+
+def _merged(xp: Any, which: Any, joint: Scaling, single: Scaling) -> Scaling:
+    """Scalars of norms where ``which`` says so, and of what is clipped coordinate by coordinate elsewhere."""
+    back = None if joint.back is None else xp.where(which, joint.back, single.back)
+    dropped = None if joint.dropped is None else xp.where(which, joint.dropped, 0.0)
+    return joint._replace(taken=xp.where(which, joint.taken, single.taken), back=back, dropped=dropped)
 
 
 class Figures(NamedTuple):

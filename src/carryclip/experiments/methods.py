@@ -15,6 +15,8 @@ from carryclip.torch import UClip
 
 SAMPLES = 10
 """Steps per epoch, or a few more, whose metrics are averaged."""
+NEVER = 1 << 62
+"""More steps than there are, between two that are measured."""
 
 
 def optimizer_of(spec: Spec, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -43,6 +45,12 @@ def attach(spec: Spec, optimizer: torch.optim.Optimizer, every: int) -> Any:
 def sampling(steps: int) -> int:
     """Steps between two samples; counted over the whole run, as the clipper counts, so that a resumed run agrees."""
     return max(1, steps // SAMPLES)
+
+
+def measure_next(clipper: Any, *, wanted: bool) -> None:
+    """Have a clipper measure its next step, or not: a sample is of the steps that are sampled, and of no others."""
+    if hasattr(clipper, "metrics_every"):
+        clipper.metrics_every = 1 if wanted else NEVER
 
 
 def own_state(clipper: Any) -> dict[str, Any]:

@@ -17,13 +17,27 @@ from carryclip.algorithm import Rule
 from carryclip.carry import CarryPolicy
 from carryclip.experiments import recipes
 from carryclip.experiments.recipes import check_choice, check_whole
+from carryclip.policy import Policy
 from carryclip.regions import Region
 
 TASKS = tuple(recipes.RECIPES)
 OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw")
 TARGETS = {"digits": 0.99, "cifar10": 0.99}
 """Where a run is over, unless it says otherwise; runs of other tasks go on to their last epoch."""
-_WORDS = ("Component", "Norm", "Adaptive", "Sign", "Symmetric", "Welford", "EWMA", "Capped", "Leaky", "Gated")
+_WORDS = (
+    "Component",
+    "Norm",
+    "Adaptive",
+    "Sign",
+    "Symmetric",
+    "Welford",
+    "EWMA",
+    "Capped",
+    "Leaky",
+    "Gated",
+    "Drip",
+    "Shrunk",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +53,7 @@ class Spec:
         epochs: the most there may be.
         seed: of weights and order.
         region: where to clip, as one writes it: ``"Norm(0.5)"``; None for no clipping.
-        carry: ``"none"`` (plain clipping), ``"full"`` (U-Clip), or a policy: ``"Gated()"``.
+        carry: ``"none"`` (plain clipping), ``"full"`` (U-Clip), or a policy: ``"Shrunk()"``.
         examples: size of a stratified subset of the training set; None for all.
         target: train accuracy at which a run is over; None to go on to the last epoch.
         method: ``"module:function"`` that attaches a method of your own; region and carry are what it makes of them.
@@ -205,8 +219,8 @@ def policy_of(carry: str) -> CarryPolicy:
     if carry in ("none", "full"):
         return carry == "full"
     policy = parse(carry)
-    if not isinstance(policy, (carryclip.Capped, carryclip.Leaky, carryclip.Gated)):
-        raise ValueError(f"carry must be 'none', 'full' or a policy such as 'Gated()', got {carry!r}.")
+    if not isinstance(policy, Policy):
+        raise ValueError(f"carry must be 'none', 'full' or a policy such as 'Shrunk()', got {carry!r}.")
     return policy
 
 

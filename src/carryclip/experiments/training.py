@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from carryclip.experiments import checkpoints, tasks
-from carryclip.experiments.methods import Samples, attach, gradient_norm, optimizer_of, sampling, unwarned
+from carryclip.experiments.methods import Samples, attach, gradient_norm, measure_next, optimizer_of, sampling, unwarned
 from carryclip.experiments.records import End, Epoch
 from carryclip.experiments.spec import Spec
 
@@ -118,6 +118,7 @@ def steps(
                 loss += summed.detach()
                 right += (out.detach().argmax(1) == task.labels[part]).sum()
             norm = gradient_norm(run.net.parameters()) if number % every == 0 else None
+            measure_next(run.clipper, wanted=norm is not None)
             run.optimizer.step()
             if norm is not None:
                 samples.take(norm, run.clipper)

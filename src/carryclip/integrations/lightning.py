@@ -2,8 +2,10 @@
 
 from typing import Any
 
+from carryclip.carry import DEFAULT
 from carryclip.integrations.loggers import News
 from carryclip.torch import UClip
+from carryclip.torch._clipper import check_arguments
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -25,8 +27,9 @@ class UClipCallback(Callback):  # type: ignore[misc]
     """
 
     def __init__(
-        self, region: Any, carry: Any = True, *, together: bool = False, log: bool = True, **options: Any
+        self, region: Any, carry: Any = DEFAULT, *, together: bool = False, log: bool = True, **options: Any
     ) -> None:
+        check_arguments("UClipCallback", region, {"carry": carry, **options})
         self.region = region
         self.carry = carry
         self.together = together

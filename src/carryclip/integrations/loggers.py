@@ -13,6 +13,7 @@ NAMES = {
     "carry_norm": "carry/norm",
     "carry_ratio": "carry/largest_in_radii",
     "carry_feed": "carry/feed",
+    "delay": "carry/delay_in_steps",
     "dropped_norm": "carry/dropped_norm",
     "radius_norm": "clip/radius_norm",
     "clipped_fraction": "clip/clipped_fraction",

@@ -4,8 +4,10 @@ from typing import Any
 
 from transformers import Trainer, TrainerCallback
 
+from carryclip.carry import DEFAULT
 from carryclip.integrations.loggers import News
 from carryclip.torch import UClip
+from carryclip.torch._clipper import check_arguments
 
 
 class UClipCallback(TrainerCallback):
@@ -22,7 +24,8 @@ class UClipCallback(TrainerCallback):
         **options: as for ``UClip``: ``nonfinite``, ``metrics_every`` and so on.
     """
 
-    def __init__(self, region: Any, carry: Any = True, *, log: bool = True, **options: Any) -> None:
+    def __init__(self, region: Any, carry: Any = DEFAULT, *, log: bool = True, **options: Any) -> None:
+        check_arguments("UClipCallback", region, {"carry": carry, **options})
         self.region = region
         self.carry = carry
         self.log = log
@@ -55,7 +58,7 @@ class UClipCallback(TrainerCallback):
             state.log_history[-1].update(found)
 
 
-def attach(trainer: Trainer, region: Any, carry: Any = True, **options: Any) -> UClipCallback:
+def attach(trainer: Trainer, region: Any, carry: Any = DEFAULT, **options: Any) -> UClipCallback:
     """Clip the gradients of a ``Trainer``; returns the callback, whose ``clipper`` is there once the optimizer is.
 
     Args:
@@ -64,6 +67,11 @@ def attach(trainer: Trainer, region: Any, carry: Any = True, **options: Any) -> 
         carry: as for ``UClip``.
         **options: as for ``UClipCallback``.
     """
+    if not isinstance(trainer, Trainer):
+        raise TypeError(
+            f"attach needs the Trainer, got {type(trainer).__name__}: attach(trainer, Norm(1.0)). An optimizer of your "
+            "own is clipped with UClip(optimizer, Norm(1.0))."
+        )
     callback = UClipCallback(region, carry, **options)
     trainer.callback_handler.callbacks.insert(0, callback)
     if trainer.optimizer is not None:

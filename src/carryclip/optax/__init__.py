@@ -1,8 +1,7 @@
 """U-Clip for JAX: a gradient transformation for ``optax.chain``.
 
 >>> import jax.numpy as jnp, optax
->>> from carryclip import Norm
->>> from carryclip.optax import metrics, uclip
+>>> from carryclip.optax import Norm, metrics, uclip
 >>> tx = optax.chain(uclip(Norm(1.0), metrics_every=10), optax.adamw(3e-4))
 >>> params = {"w": jnp.zeros(3), "b": jnp.zeros(())}
 >>> state = tx.init(params)
@@ -12,16 +11,44 @@
 1.0
 """
 
+from carryclip import (
+    EWMA,
+    Adaptive,
+    Capped,
+    CarryClipWarning,
+    Component,
+    Drip,
+    Gated,
+    Leaky,
+    Norm,
+    Shrunk,
+    Sign,
+    Symmetric,
+    Welford,
+)
 from carryclip.optax._graft import graft
 from carryclip.optax._parallel import DataParallel, TrainState, aggregate_then_clip, clip_then_aggregate
 from carryclip.optax._state import UClipState, Watch, check, metrics
 from carryclip.optax._transform import uclip
 
 __all__ = [
+    "EWMA",
+    "Adaptive",
+    "Capped",
+    "CarryClipWarning",
+    "Component",
     "DataParallel",
+    "Drip",
+    "Gated",
+    "Leaky",
+    "Norm",
+    "Shrunk",
+    "Sign",
+    "Symmetric",
     "TrainState",
     "UClipState",
     "Watch",
+    "Welford",
     "aggregate_then_clip",
     "check",
     "clip_then_aggregate",

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from carryclip import scopes
-from carryclip.algorithm import Buffers, Feed, Outcome, Rule, Scaling, Sums, apply, measure, unit_of
+from carryclip.algorithm import Buffers, Outcome, Rule, apply, measure, unit_of
 from carryclip.optax._layout import Layout, Leaf
 from carryclip.optax._namespace import xp
+from carryclip.policy import Memory, Scaling, Sums
 from carryclip.scopes import NO_SCOPE, Totals
 
 
@@ -27,10 +28,10 @@ class Job(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What a step leaves: one (update, buffers) per job, the gates, and the figures to account for."""
+    """What a step leaves: one (update, buffers) per job, the memory, and the figures to account for."""
 
     outcomes: list[tuple[jax.Array, Buffers]]
-    gates: Feed | None
+    memory: Memory | None
     skip: Any
     dropped: Any
     """Norm of what the policies dropped."""
@@ -38,18 +39,25 @@ class Result(NamedTuple):
     """Measures the step: a vector of the metrics."""
 
 
-def run(jobs: list[Job], layout: Layout, gates: Feed | None, axis_name: Any, *, tally: bool) -> Result:
-    """Clip the gradients of all jobs; nothing is decided on the host. ``tally`` adds up what policies drop."""
+def run(
+    jobs: list[Job], layout: Layout, rules: list[Rule], memory: Memory | None, axis_name: Any, *, tally: bool
+) -> Result:
+    """Clip the gradients of all jobs; nothing is decided on the host.
+
+    ``rules`` has the rule of each scope. ``tally`` adds up what policies drop.
+    """
     sums = [_measured(job) for job in jobs]
-    joint = [(job, s) for job, s in zip(jobs, sums, strict=True) if job.leaf.scope != NO_SCOPE]
-    found = _totals(joint, len(layout.scopes)) if joint else None
-    skip = _skip(jobs, sums, found, axis_name)
+    scoped = [(job, s) for job, s in zip(jobs, sums, strict=True) if job.leaf.scope != NO_SCOPE]
+    found = _totals(scoped, rules) if scoped else None
+    skip = _skip(jobs, sums, found, rules, axis_name)
     scaling = radius = None
     if found is not None:
-        radius = _radii(joint, layout, found)
-        scaling, gates = scopes.decide_all(xp, joint[0][0].rule, found, radius, gates, skip)
+        radius = _radii(scoped, layout, found)
+        like = jnp.result_type(*(job.dtype for job, _ in scoped))
+        scaling, memory = scopes.decide_all(xp, rules, found, radius, memory, skip, like)
         if skip is not None:  # a skipped step sends 0 anyway, and 0·NaN would spoil its derivative
-            scaling = scaling._replace(scale=jnp.where(skip, 1.0, scaling.scale))
+            calm = {name: jnp.where(skip, 1.0, value) for name, value in _factors(scaling).items()}
+            scaling = scaling._replace(**calm)
 
     def applied(job: Job, **wanted: Any) -> Outcome:
         own = None if job.leaf.scope == NO_SCOPE or scaling is None else _own(scaling, job)
@@ -58,9 +66,9 @@ def run(jobs: list[Job], layout: Layout, gates: Feed | None, axis_name: Any, *, 
     def figures() -> jax.Array:
         seen: list[Any] = [applied(job, inspect=True).diagnosis for job in jobs]
         like = jnp.result_type(*(job.dtype for job in jobs))
-        where = [job.leaf.scope for job in jobs]
+        where = [job.leaf.scope if job.rule.region.joint else NO_SCOPE for job in jobs]
         clipped = None if scaling is None else scaling.clipped
-        width = len(layout.scopes) if scaling is not None else 0
+        width = len(layout.scopes) if clipped is not None else 0
         return scopes.metrics(xp, scopes.figures(xp, seen, where, width, like, radius, clipped), like)
 
     outcomes = [applied(job, tally=tally) for job in jobs]
@@ -68,12 +76,21 @@ def run(jobs: list[Job], layout: Layout, gates: Feed | None, axis_name: Any, *, 
     if tally and scaling is not None and scaling.dropped is not None:
         dropped.append(xp.sum(scaling.dropped**2))
     amount = xp.sqrt(jnp.sum(jnp.stack(dropped))) if dropped else None
-    return Result([(o.update, o.buffers) for o in outcomes], gates, skip, amount, figures)
+    return Result([(o.update, o.buffers) for o in outcomes], memory, skip, amount, figures)
 
 
 def _measured(job: Job) -> Sums:
-    unit = unit_of(job.sizes[0]) if job.rule.region.joint else 1.0
-    return measure(xp, job.rule, job.gradient, job.buffers.carry, job.dtype, unit)
+    return measure(xp, job.rule, job.gradient, job.buffers, job.dtype, _unit(job), sizes=job.sizes)
+
+
+def _unit(job: Job) -> float:
+    return unit_of(job.sizes[0]) if job.rule.region.joint else 1.0
+
+
+def _factors(scaling: Scaling) -> dict[str, Any]:
+    """The scalars that arrays are multiplied with."""
+    wanted = ("scale", "keep", "base", "taken", "back")
+    return {name: getattr(scaling, name) for name in wanted if hasattr(getattr(scaling, name), "shape")}
 
 
 def guarded(values: jax.Array) -> jax.Array:
@@ -81,12 +98,13 @@ def guarded(values: jax.Array) -> jax.Array:
     return jnp.where(jnp.isfinite(values), values, lax.stop_gradient(values))
 
 
-def _totals(joint: list[tuple[Job, Sums]], width: int) -> Totals:
-    """The sums of each vector, and what is known of it beforehand."""
+def _totals(joint: list[tuple[Job, Sums]], rules: list[Rule]) -> Totals:
+    """The sums of each scope, and what is known of it beforehand."""
+    width = len(rules)
     rounding, units, held = [0.0] * width, [1.0] * width, [False] * width
     for job, _ in joint:
         scope = job.leaf.scope
-        held[scope], units[scope] = True, unit_of(job.sizes[0])
+        held[scope], units[scope] = True, _unit(job)
         if job.gradient.dtype != job.dtype:
             rounding[scope] = max(rounding[scope], float(jnp.finfo(job.gradient.dtype).eps) / 2)
     like = jnp.result_type(*(job.dtype for job, _ in joint))
@@ -94,7 +112,7 @@ def _totals(joint: list[tuple[Job, Sums]], width: int) -> Totals:
         xp,
         [sums for _, sums in joint],
         [job.leaf.scope for job, _ in joint],
-        width,
+        rules,
         like,
         present=None if all(held) else jnp.array(held),
         rounding=rounding,
@@ -104,18 +122,20 @@ def _totals(joint: list[tuple[Job, Sums]], width: int) -> Totals:
 
 
 def _radii(joint: list[tuple[Job, Sums]], layout: Layout, found: Totals) -> Any:
-    """The radius of each vector, or one for all; of a vector that takes no part it is of no interest."""
-    by_scope = {job.leaf.scope: job.sizes[0] for job, _ in joint}
-    absent = next(iter(by_scope.values()))
+    """The radius of each vector, or one for all; of other scopes, or if it takes no part, it is of no interest."""
+    by_scope = {job.leaf.scope: job.sizes[0] for job, _ in joint if job.rule.region.joint}
+    absent = next(iter(by_scope.values()), 1.0)
     radii = [by_scope.get(scope, absent) for scope in range(len(layout.scopes))]
     return scopes.per_scope(xp, radii, found.sums.total_sq)
 
 
-def _skip(jobs: list[Job], sums: list[Sums], found: Totals | None, axis_name: Any) -> Any:
+def _skip(jobs: list[Job], sums: list[Sums], found: Totals | None, rules: list[Rule], axis_name: Any) -> Any:
     """Whether this step must not count; None if nothing can stop it. Devices along ``axis_name`` decide alike."""
     flags = [s.bad for job, s in zip(jobs, sums, strict=True) if s.bad is not None and job.rule.can_reject]
-    if found is not None and any(job.rule.can_reject for job in jobs if job.leaf.scope != NO_SCOPE):
-        flags.append(~xp.allfinite(found.sums.total_sq))
+    norms = [scope for scope, rule in enumerate(rules) if rule.region.joint]
+    if found is not None and norms and rules[norms[0]].can_reject:
+        squares = found.sums.total_sq
+        flags.append(~xp.allfinite(squares if len(norms) == len(rules) else squares[jnp.array(norms)]))
     if not flags:
         return None
     bad = jnp.any(jnp.stack(flags))
@@ -124,6 +144,10 @@ def _skip(jobs: list[Job], sums: list[Sums], found: Totals | None, axis_name: An
 
 def _own(scaling: Scaling, job: Job) -> Scaling:
     """A vector's scalars, in the precision of one of its arrays."""
-    scope, keep = job.leaf.scope, scaling.keep
-    keep = keep[scope].astype(job.dtype) if hasattr(keep, "shape") else keep
-    return Scaling(scale=scaling.scale[scope].astype(job.dtype), keep=keep)
+    scope = job.leaf.scope
+
+    def own(values: Any) -> Any:
+        return values[scope].astype(job.dtype) if hasattr(values, "shape") else values
+
+    used = scaling._replace(dropped=None, clipped=None)
+    return Scaling(*(own(values) for values in used))

@@ -83,6 +83,7 @@ def _merged(fresh: UClipState, old: UClipState) -> UClipState:
     same: dict[str, bool] = {name: _alike(getattr(fresh, name), getattr(old, name)) for name in UClipState._fields}
     averages = ("mean", "second", "feed", "samples", "averages")
     keep = all(same[name] for name in averages)
+    same["gate"] = same["gate"] and same["policy"]
     return fresh._replace(
         **{name: getattr(old, name) for name in UClipState._fields if same[name] and (keep or name not in averages)}
     )

@@ -116,9 +116,10 @@ def _check_rules(book: Rulebook, state: UClipState) -> None:
 
 
 def _check_gates(book: Rulebook, layout: Layout, state: UClipState) -> None:
-    wanted = [layout.vectors(number) for number, rule in enumerate(book.rules) if rule.gates_scopes]
-    found = [jnp.shape(count)[-1] for _, count in state.gate]
-    if wanted != found:
+    wanted = [layout.vectors(number) for number, rule in enumerate(book.rules) if rule.remembers]
+    found = [jnp.shape(count)[-1] for _, count, *_ in state.gate]
+    columns = 3 if book.rules[0].policy.noisy else 2
+    if wanted != found or any(len(kept) != columns for kept in state.gate):
         raise ValueError(_ANOTHER.format(f"it has gates for {found} vectors where {wanted} are clipped"))
 
 

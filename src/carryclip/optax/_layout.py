@@ -59,18 +59,18 @@ class Leaf:
     index: int
     """Position among the leaves of its rule."""
     scope: int
-    """Under a ``Norm``: its entry in the table of scopes; ``NO_SCOPE`` otherwise."""
+    """Its entry in the table of scopes; ``NO_SCOPE`` if it has none."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The clipped leaves, and the vectors of all norms: the rule of each, those of one rule side by side."""
+    """The clipped leaves, and all scopes: the rule of each, those of one rule side by side."""
 
     leaves: list[Leaf]
     scopes: list[int]
 
     def vectors(self, rule: int) -> int:
-        """How many vectors a rule has."""
+        """How many scopes a rule has."""
         return self.scopes.count(rule)
 
 
@@ -138,8 +138,9 @@ class Rulebook:
                 continue
             scope = NO_SCOPE
             region = self.rules[rule].region
-            if isinstance(region, Norm):
-                vector = {"all": "all", "group": label, "tensor": place}[region.over]
+            if self.rules[rule].has_scope:
+                over = region.over if isinstance(region, Norm) else "all"
+                vector = {"all": "all", "group": label, "tensor": place}[over]
                 scope = own[rule].setdefault(vector, len(own[rule]))
             leaves.append(Leaf(name, place, rule, counts[rule], scope))
             counts[rule] += 1

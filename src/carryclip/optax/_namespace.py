@@ -56,6 +56,11 @@ class JaxNamespace:
         return start + weight * (end - start)
 
     @staticmethod
+    def plus(x: jax.Array, y: jax.Array, factor: Any) -> jax.Array:
+        """The sum x + factor·y."""
+        return x + factor * y
+
+    @staticmethod
     def allfinite(values: jax.Array) -> jax.Array:
         """Whether every entry is finite."""
         return jnp.all(jnp.isfinite(values))

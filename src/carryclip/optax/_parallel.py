@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from carryclip.algorithm import NonFinite
-from carryclip.carry import CarryPolicy
+from carryclip.carry import DEFAULT, CarryPolicy
 from carryclip.optax._transform import uclip
 from carryclip.regions import Region
 
@@ -42,7 +42,7 @@ def aggregate_then_clip(
     optimizer: optax.GradientTransformation,
     mesh: Mesh,
     region: Region | Mapping[Any, Region | None],
-    carry: CarryPolicy = True,
+    carry: CarryPolicy = DEFAULT,
     nonfinite: NonFinite = "skip",
     *,
     axis: str = "data",
@@ -94,7 +94,7 @@ def clip_then_aggregate(
     optimizer: optax.GradientTransformation,
     mesh: Mesh,
     region: Region | Mapping[Any, Region | None],
-    carry: CarryPolicy = True,
+    carry: CarryPolicy = DEFAULT,
     nonfinite: NonFinite = "skip",
     *,
     axis: str = "data",

@@ -9,8 +9,9 @@ import numpy as np
 import optax
 from jax import tree_util
 
-from carryclip.diagnosis import LAST_STEP, RUNNING, dangers, warn_user
+from carryclip.diagnosis import LAST_STEP, RUNNING, Course, dangers, warn_user
 from carryclip.moments import EWMA, Moments, Welford
+from carryclip.policy import Policy
 
 Tree = Any
 
@@ -22,8 +23,8 @@ class Watch(NamedTuple):
     """Step measured last, counted from 0; -1 before the first."""
     last: Any
     """The metrics named in ``carryclip.diagnosis.LAST_STEP``, of that step; NaN before the first."""
-    feed: Any
-    """Exponential averages of ``carry_feed`` and of 1 over measured steps; None if the policy bounds the carry."""
+    course: Any
+    """How the carry fared over the measured steps: ``carryclip.diagnosis.Course`` as a vector."""
     streak: Any
     """Skipped steps in a row."""
 
@@ -38,6 +39,37 @@ class EWMAAverages(NamedTuple):
 
 class NoAverages(NamedTuple):
     """Marks a rule without moments; holds nothing."""
+
+
+class NoCarry(NamedTuple):
+    """Marks plain clipping; holds nothing."""
+
+
+class FullCarry(NamedTuple):
+    """Marks a policy that pays at once and lets the carry grow without end; holds nothing."""
+
+
+class BoundedCarry(NamedTuple):
+    """Marks one that pays at once and bounds the carry; holds nothing."""
+
+
+class GatedCarry(NamedTuple):
+    """Marks one that follows the feed as well; holds nothing."""
+
+
+class MixedCarry(NamedTuple):
+    """Marks one that mixes the carry slowly into plain clipping; holds nothing."""
+
+
+def mark_of(policy: Policy) -> Any:
+    """What kind of policy keeps a state, as a part of its structure."""
+    if policy.mixes:
+        return MixedCarry()
+    if policy.gated:
+        return GatedCarry()
+    if not policy.hasty:
+        return NoCarry()
+    return BoundedCarry() if policy.bounded else FullCarry()
 
 
 def kind_of(estimator: Moments | None) -> Any:
@@ -68,10 +100,13 @@ class UClipState(NamedTuple):
     """Feed averages of ``Gated`` under a coordinate-wise region, else None."""
     samples: Any
     """Steps each leaf took part in, one entry per leaf; None if no average needs it."""
-    gate: tuple[tuple[Any, Any], ...]
-    """Feed averages of ``Gated`` under each ``Norm`` and the steps in them, one entry per vector."""
+    gate: tuple[tuple[Any, ...], ...]
+    """What the policy remembers of each scope, by rule: its average (of the feed under ``Gated``, of the part that
+    plain clipping cuts under ``Drip`` and ``Shrunk``), the steps in it, and under ``Shrunk`` the noise."""
     averages: tuple[Any, ...]
     """What the moments of each rule mean; holds nothing."""
+    policy: Any
+    """Which kind of policy it is; holds nothing."""
     watch: Watch | None
     """Metrics; None with ``metrics_every=0``."""
 
@@ -109,29 +144,91 @@ def _norm(tree: Tree, leading: int, missing: jax.Array) -> jax.Array:
     return jnp.sqrt(sum(squares)) if squares else missing
 
 
-def check(state: Tree) -> None:
-    """Warn of what the metrics show: wind-up, a spike, an undrainable carry, repeated skips.
+_LOOK = "jax.debug.print inside the loss, or the config jax_debug_nans, shows where they arise"
+_AVERAGING = {
+    "ScaleByAdamState": "Adam",
+    "ScaleByAmsgradState": "AMSGrad",
+    "ScaleByLionState": "Lion",
+    "ScaleByBeliefState": "AdaBelief",
+    "ScaleByRmsState": "RMSProp",
+    "ScaleByRStdDevState": "RMSProp",
+    "TraceState": "momentum",
+}
+"""Parts of optimizers that average what they are given or divide it by its size, by the name of their state."""
 
-    Call it outside ``jit``, where you log: it reads a few numbers from the device. It needs the metrics, so that
-    ``uclip`` must measure: ``metrics_every=10``, for example.
+
+def check(state: Tree) -> None:
+    """Warn of what the state shows: a carry that harms this optimizer, wind-up, a spike, a long delay, skips.
+
+    Call it outside ``jit``, where you log: it reads a few numbers from the device. Only how the carry has fared needs
+    the metrics, so that ``uclip`` must measure: ``metrics_every=10``, for example.
+
+    Raises:
+        ValueError: there is a carry that pays at once, and nothing was measured by which to judge it.
     """
-    look = "jax.debug.print inside the loss, or the config jax_debug_nans, shows where they arise"
+    optimizer = next((_AVERAGING[type(n).__name__] for n in walk(state) if type(n).__name__ in _AVERAGING), "")
     for name, own in find(state):
-        if own.watch is None:
-            raise ValueError(
-                f"check() has nothing to look at{' at ' + name if name else ''}: this uclip measures nothing. Make it "
-                "with uclip(region, metrics_every=10)."
-            )
-        last, streak = (np.asarray(x) for x in jax.device_get((own.watch.last, own.watch.streak)))
-        feed = np.zeros((streak.size, 2)) if own.watch.feed is None else np.asarray(own.watch.feed).reshape(-1, 2)
-        ratio = last[..., LAST_STEP.index("carry_ratio")].reshape(-1) * (own.watch.feed is not None)
-        found: dict[str, str] = {}
-        # Devices, or what vmap added, each have figures of their own; the first that shows a danger is reported.
-        for carried, (fed, weight), skips in zip(ratio, feed, streak.reshape(-1), strict=True):
-            for kind, message in dangers(float(carried), float(fed), float(weight), float(skips), look):
-                found.setdefault(kind, message)
-        for message in found.values():
-            warn_user(f"U-Clip in the optimizer state{' at ' + name if name else ''}: {message}")
+        where = f" at {name}" if name else ""
+        messages = _haste(own, optimizer) | (
+            _told_unmeasured(own, where) if own.watch is None else _told(own, optimizer)
+        )
+        for message in messages.values():
+            warn_user(f"U-Clip in the optimizer state{where}: {message}")
+
+
+def _is_hasty(own: UClipState) -> bool:
+    return isinstance(own.policy, (FullCarry, BoundedCarry, GatedCarry))
+
+
+def _haste(own: UClipState, optimizer: str) -> dict[str, str]:
+    if not optimizer or not _is_hasty(own):
+        return {}
+    return {
+        "haste": f"a carry that pays at once (True, Gated, Capped or Leaky) in front of {optimizer} often trains far "
+        "worse than plain clipping at the same learning rate. Write uclip(region), whose default carry is safe with "
+        "any optimizer, or carry=False."
+    }
+
+
+def _told_unmeasured(own: UClipState, where: str) -> dict[str, str]:
+    """What can be told without metrics; an error if that is not enough to judge by."""
+    steps = int(np.max(jax.device_get(own.step)))
+    skipped = 0 if own.skipped is None else int(np.max(jax.device_get(own.skipped)))
+    if _is_hasty(own):
+        size = float(np.max(jax.device_get(_norm(own.carry, jnp.ndim(own.step), jnp.zeros(jnp.shape(own.step))))))
+        raise ValueError(
+            f"check() cannot judge the carry{where}: this uclip measures nothing. Make it with uclip(region, "
+            f"metrics_every=10). What can be told: after {steps} steps the carry has norm {size:.3g}, and {skipped} "
+            "steps were skipped."
+        )
+    if steps >= 10 and skipped > steps / 2:
+        return {"skips": f"{skipped} of {steps} steps were skipped because gradients were not finite. {_LOOK}."}
+    return {}
+
+
+def _told(own: UClipState, optimizer: str) -> dict[str, str]:
+    """What the metrics show, by kind of danger."""
+    assert own.watch is not None
+    last, course, streak = (np.asarray(x) for x in jax.device_get((own.watch.last, own.watch.course, own.watch.streak)))
+    found: dict[str, str] = {}
+    # Devices, or what vmap added, each have figures of their own; the first that shows a danger is reported.
+    carried = last[..., LAST_STEP.index("carry_ratio")].reshape(-1)
+    how = {
+        "look": _LOOK,
+        "unbounded": isinstance(own.policy, FullCarry),
+        "optimizer": optimizer,
+        "smooth": bool(optimizer),
+    }
+    for ratio, row, skips in zip(carried, course.reshape(len(carried), -1), streak.reshape(-1), strict=True):
+        for kind, message in dangers(float(ratio), Course(*map(float, row)), float(skips), **how):
+            found.setdefault(kind, message)
+    total, update, radius = (last[..., LAST_STEP.index(name)] for name in ("sum_norm", "update_norm", "radius_norm"))
+    if np.any((radius == 0.0) & (update == 0.0) & (total > 0.0)):
+        found["shut"] = (
+            f"the radius was 0 at step {np.max(np.asarray(own.watch.at))}, and so was the update. If a schedule has "
+            "come to 0, end it at a small positive radius."
+        )
+    return found
 
 
 def find(state: Tree) -> list[tuple[str, UClipState]]:

@@ -9,14 +9,16 @@ import numpy as np
 import optax
 from jax import lax
 
-from carryclip.algorithm import Feed, NonFinite
-from carryclip.carry import CarryPolicy, policy_of
-from carryclip.diagnosis import FEED_MEMORY, LAST_STEP
+from carryclip.algorithm import NonFinite
+from carryclip.carry import DEFAULT, CarryPolicy, policy_of
+from carryclip.diagnosis import LAST_STEP, Course, followed
 from carryclip.optax._engine import Job, Result, run
 from carryclip.optax._jobs import TREES, join, make_jobs, not_full, write, zeros
 from carryclip.optax._layout import Rulebook, is_clippable, named_leaves, wide
+from carryclip.optax._namespace import xp
 from carryclip.optax._radii import check_sizes
-from carryclip.optax._state import UClipState, Watch, kind_of
+from carryclip.optax._state import UClipState, Watch, kind_of, mark_of
+from carryclip.policy import Memory
 from carryclip.regions import Region
 
 Tree = Any
@@ -24,7 +26,7 @@ Tree = Any
 
 def uclip(
     region: Region | Mapping[Any, Region | None],
-    carry: CarryPolicy = True,
+    carry: CarryPolicy = DEFAULT,
     nonfinite: NonFinite = "skip",
     *,
     groups: Tree | Callable[[Tree], Tree] | None = None,
@@ -33,7 +35,9 @@ def uclip(
     carry_dtype: Any = None,
     moments_dtype: Any = None,
 ) -> optax.GradientTransformation:
-    """Clip gradients and keep what is cut for the next step; a bad step sends zeros, so momentum and decay still act.
+    """Clip gradients and give back what is cut; a bad step sends zeros, so momentum and decay still act.
+
+    With ``carry=True``, the paper's algorithm:
 
         u     = clip(g + carry, radius)
         carry = g + carry - u
@@ -43,13 +47,15 @@ def uclip(
     Args:
         region: where updates must lie: ``Norm(1.0)``, ``Component(0.1)``, ...; or a mapping from labels to regions, in
             which None leaves a label alone.
-        carry: True keeps all (the paper), False is plain clipping, or ``Gated()``, ``Capped(radii)``, ``Leaky(kappa)``.
+        carry: what becomes of what is cut. The default pays it back slowly, and is safe with momentum and Adam.
+            ``Shrunk()`` and ``Drip()`` are such policies, False is plain clipping. True is the full carry of the paper;
+            it, ``Gated()``, ``Capped(radii)`` and ``Leaky(kappa)`` are for SGD without momentum.
         nonfinite: what to do with inf and NaN: ``"skip"`` the step (the state stays, the update is 0), ``"zero"`` the
             bad entries, or ``"propagate"`` them.
         groups: labels for a mapping of regions and for ``Norm(over="group")``: a tree like the parameters' or a prefix
             of it, or a function from parameters to such a tree.
-        metrics_every: measure every so many steps, 10 for example; 0 never, because XLA then needs no copies of the
-            state and no branch.
+        metrics_every: measure the first step and then every so many: with 10 the 10th, 20th, ..., after which people
+            log. 0 never, because XLA then needs no copies of the state and no branch.
         axis_name: inside ``shard_map`` or ``pmap``: devices along this axis skip a step together. A norm is that of the
             leaves a device sees.
         carry_dtype: ``"bfloat16"`` stores the carry in half the memory, rounded at random so that nothing is lost on
@@ -58,7 +64,7 @@ def uclip(
 
     >>> from carryclip import Norm
     >>> from carryclip.optax import uclip
-    >>> tx = optax.chain(uclip(Norm(1.0)), optax.sgd(1.0))
+    >>> tx = optax.chain(uclip(Norm(1.0), carry=True), optax.sgd(1.0))
     >>> state = tx.init(jnp.zeros(2))
     >>> for g in ([3.0, 0.0], [0.0, 0.0], [0.0, 0.0]):
     ...     updates, state = tx.update(jnp.array(g), state)
@@ -83,16 +89,17 @@ def uclip(
         check_sizes(book, layout, params, leaves)
         kinds = [wide(leaves[leaf.place]) for leaf in layout.leaves]
         real = jnp.finfo(jnp.result_type(*kinds)).dtype if kinds else jnp.dtype(jnp.float32)
-        gates = [layout.vectors(number) for number, rule in enumerate(book.rules) if rule.gates_scopes]
+        rows = [layout.vectors(number) for number, rule in enumerate(book.rules) if rule.remembers]
         return UClipState(
             step=jnp.zeros((), jnp.int32),
             skipped=None if nonfinite == "propagate" else jnp.zeros((), jnp.int32),
             dropped=jnp.zeros(2, real) if watched else None,
             **{name: zeros(book, name, layout, leaves, structure) for name in TREES},
             samples=jnp.zeros(len(leaves), jnp.int32) if "count" in book.buffers else None,
-            gate=tuple((jnp.zeros(size, real), jnp.zeros(size, jnp.int32)) for size in gates),
+            gate=tuple(_no_memory(size, real, noisy=book.rules[0].policy.noisy) for size in rows),
             averages=tuple(kind_of(rule.region.estimator) for rule in book.rules),
-            watch=_fresh(real, watch_feed=not policy_of(carry).bounded) if watched else None,
+            policy=mark_of(policy_of(carry)),
+            watch=_fresh(real) if watched else None,
         )
 
     def update(updates: Tree, state: UClipState, params: Tree | None = None) -> tuple[Tree, UClipState]:
@@ -102,7 +109,8 @@ def uclip(
             return updates, state._replace(step=optax.safe_increment(state.step))
         if axis_name is not None:
             state = state._replace(watch=_varying(state.watch, jobs))
-        result = run(jobs, layout, _feed(state.gate), axis_name, tally=watched)
+        rules = [book.rules[number] for number in layout.scopes]
+        result = run(jobs, layout, rules, _memory(state.gate), axis_name, tally=watched)
         for job, (sent, _) in zip(jobs, result.outcomes, strict=True):
             gradients[job.leaf.place] = join(sent, gradients[job.leaf.place])
         return structure.unflatten(gradients), _moved(state, jobs, result, metrics_every)
@@ -117,11 +125,11 @@ def _check_interval(metrics_every: Any) -> None:
         raise ValueError(f"metrics_every must be a whole number of steps, or 0 for never; got {metrics_every!r}.")
 
 
-def _fresh(dtype: Any, *, watch_feed: bool) -> Watch:
+def _fresh(dtype: Any) -> Watch:
     return Watch(
         at=jnp.full((), -1, jnp.int32),
         last=jnp.full(len(LAST_STEP), jnp.nan, dtype),
-        feed=jnp.zeros(2, dtype) if watch_feed else None,
+        course=jnp.zeros(len(Course._fields), dtype),
         streak=jnp.zeros((), jnp.int32),
     )
 
@@ -139,8 +147,9 @@ def _moved(state: UClipState, jobs: list[Job], result: Result, metrics_every: An
         dropped=dropped,
         **{name: write(name, getattr(state, name), jobs, result.outcomes) for name in TREES},
         samples=_samples(state.samples, jobs, result),
-        gate=_gates(result.gates, state.gate),
+        gate=_by_rule(result.memory, state.gate),
         averages=state.averages,
+        policy=state.policy,
         watch=None if state.watch is None else _watched(state.watch, state.step, result, metrics_every),
     )
 
@@ -153,23 +162,29 @@ def _added(total: jax.Array, amount: jax.Array) -> jax.Array:
     return jnp.stack([new, lost + ((old - (new - back)) + (amount - back))])
 
 
-def _feed(gates: tuple[Any, ...]) -> Feed | None:
-    """The memory of all gates as one table, in the order of the rules."""
-    if not gates:
+def _no_memory(size: int, dtype: Any, *, noisy: bool) -> tuple[Any, ...]:
+    """The memory of ``size`` scopes before the first step."""
+    columns = (jnp.zeros(size, dtype), jnp.zeros(size, jnp.int32))
+    return (*columns, jnp.zeros(size, dtype)) if noisy else columns
+
+
+def _memory(kept: tuple[Any, ...]) -> Memory | None:
+    """The memory of all scopes as one table, in the order of the rules."""
+    if not kept:
         return None
-    averages: list[Any] = [average for average, _ in gates]
-    counts: list[Any] = [count for _, count in gates]
-    average = averages[0] if len(gates) == 1 else jnp.concatenate(averages)
-    count = counts[0] if len(gates) == 1 else jnp.concatenate(counts)
-    return Feed(average, not_full(count))
+    columns = [parts[0] if len(parts) == 1 else jnp.concatenate(parts) for parts in zip(*kept, strict=True)]
+    memory = Memory(*columns)
+    return memory._replace(count=not_full(memory.count))
 
 
-def _gates(feed: Feed | None, like: tuple[Any, ...]) -> tuple[Any, ...]:
+def _by_rule(memory: Memory | None, like: tuple[Any, ...]) -> tuple[Any, ...]:
     """The table as it is kept: by rule."""
+    if memory is None:
+        return ()
     kept, start = [], 0
-    for _, count in like if feed is not None else ():
+    for _, count, *_ in like:
         end = start + count.shape[0]
-        kept.append(tuple(column[start:end] for column in feed or ()))
+        kept.append(tuple(column[start:end] for column in memory.known()))
         start = end
     return tuple(kept)
 
@@ -186,7 +201,8 @@ def _samples(count: Any, jobs: list[Job], result: Result) -> Any:
 def _watched(watch: Watch, step: Any, result: Result, metrics_every: Any) -> Watch:
     """Measure the step if it is due; a skipped one leaves the figures of the one before."""
     skip = result.skip
-    due = ((watch.at < 0) | (step % jnp.maximum(metrics_every, 1) == 0)) & (jnp.asarray(metrics_every) > 0)
+    # The last of every so many steps, after which trainers log; and the first, so that there are figures from then on.
+    due = ((watch.at < 0) | ((step + 1) % jnp.maximum(metrics_every, 1) == 0)) & (jnp.asarray(metrics_every) > 0)
     due = due if skip is None else due & ~skip
 
     def measure() -> jax.Array:
@@ -196,12 +212,9 @@ def _watched(watch: Watch, step: Any, result: Result, metrics_every: Any) -> Wat
         last = jnp.where(due, measure(), watch.last)
     else:
         last = lax.cond(due, measure, lambda: watch.last)
-    feed = watch.feed
-    if feed is not None:
-        seen = jnp.stack([last[LAST_STEP.index("carry_feed")], jnp.ones((), last.dtype)])
-        feed = jnp.where(due, FEED_MEMORY * feed + (1.0 - FEED_MEMORY) * seen, feed)
+    course = jnp.where(due, followed(xp, watch.course, watch.last, last), watch.course)
     streak = watch.streak if skip is None else jnp.where(skip, watch.streak + 1, 0)
-    return Watch(jnp.where(due, step, watch.at), last, feed, streak)
+    return Watch(jnp.where(due, step, watch.at), last, course, streak)
 
 
 def _varying(watch: Watch | None, jobs: list[Job]) -> Watch | None:

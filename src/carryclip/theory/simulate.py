@@ -17,8 +17,9 @@ import numpy as np
 
 from carryclip import __version__
 from carryclip._numpy import LanesNamespace
-from carryclip.algorithm import Buffers, Feed, Rule, apply, decide, measure
+from carryclip.algorithm import Buffers, Rule, apply, decide, decide_coordinates, measure
 from carryclip.carry import CarryPolicy
+from carryclip.policy import Memory
 from carryclip.regions import Component, Norm, Region, check_region
 from carryclip.theory._progress import Progress, Ticker
 from carryclip.theory.noise import Noise
@@ -216,7 +217,7 @@ class _Lanes:
         self.margin = None if self.above is None else _swept(self.above.margin)
         self.rule, self.sweep = None, () if self.margin is None else self.margin.shape[:-2]
         self.norms = np.zeros(())
-        self.buffers, self.feed = Buffers(), None
+        self.buffers, self.memory = Buffers(), None
         if region is None:
             return
         self.region = self.above.region if self.above else check_region(region)
@@ -241,8 +242,9 @@ class _Lanes:
         zeros = {name: np.zeros(shape) for name in self.rule.buffers if name != "count"}
         count = {"count": np.zeros((), np.int64)} if "count" in self.rule.buffers else {}
         self.buffers = Buffers(**zeros, **count)
-        if self.rule.gates_scopes:
-            self.feed = Feed(np.zeros((*shape[:-1], 1)), np.zeros((), np.int64))
+        if self.rule.remembers:
+            noise = np.zeros((*shape[:-1], 1)) if self.rule.policy.noisy else None
+            self.memory = Memory(np.zeros((*shape[:-1], 1)), np.zeros((), np.int64), noise)
 
     def step(self, gradient: np.ndarray, slope: np.ndarray, n: int) -> np.ndarray:
         """The updates of all runs."""
@@ -254,9 +256,12 @@ class _Lanes:
         else:
             sizes = tuple(s if isinstance(s, float) else _swept(s) for s in self.region.sizes(n))
         scaling = None
-        if self.rule.region.joint:
-            sums = measure(xp, self.rule, gradient, self.buffers.carry, gradient.dtype)
-            scaling, self.feed = decide(xp, self.rule.policy, sums, sizes[0], self.feed)
+        if self.rule.has_scope:
+            sums = measure(xp, self.rule, gradient, self.buffers, gradient.dtype, sizes=sizes)
+            if self.rule.region.joint:
+                scaling, self.memory = decide(xp, self.rule.policy, sums, sizes[0], self.memory)
+            else:
+                scaling, self.memory = decide_coordinates(xp, self.rule.policy, sums, self.memory)
         outcome = apply(xp, self.rule, gradient, self.buffers, sizes, scaling, None, gradient.dtype)
         self.buffers = outcome.buffers
         if self.buffers.carry is not None:

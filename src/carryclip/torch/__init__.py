@@ -1,8 +1,7 @@
 """U-Clip for PyTorch: one line beside any optimizer.
 
 >>> import torch
->>> from carryclip import Norm
->>> from carryclip.torch import UClip
+>>> from carryclip.torch import Norm, UClip
 >>> model = torch.nn.Linear(4, 1)
 >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 >>> clipper = UClip(optimizer, Norm(1.0))
@@ -12,6 +11,21 @@
 1.0
 """
 
+from carryclip import (
+    EWMA,
+    Adaptive,
+    Capped,
+    CarryClipWarning,
+    Component,
+    Drip,
+    Gated,
+    Leaky,
+    Norm,
+    Shrunk,
+    Sign,
+    Symmetric,
+    Welford,
+)
 from carryclip.advice import Advice
 from carryclip.torch._agree import NonFiniteGradientError
 from carryclip.torch._clipper import UClip
@@ -19,4 +33,24 @@ from carryclip.torch._factory import uclipped
 from carryclip.torch._local import LocalUClip
 from carryclip.torch._watch import Metrics
 
-__all__ = ["Advice", "LocalUClip", "Metrics", "NonFiniteGradientError", "UClip", "uclipped"]
+__all__ = [
+    "EWMA",
+    "Adaptive",
+    "Advice",
+    "Capped",
+    "CarryClipWarning",
+    "Component",
+    "Drip",
+    "Gated",
+    "Leaky",
+    "LocalUClip",
+    "Metrics",
+    "NonFiniteGradientError",
+    "Norm",
+    "Shrunk",
+    "Sign",
+    "Symmetric",
+    "UClip",
+    "Welford",
+    "uclipped",
+]

@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from carryclip.algorithm import Sums, measure
+from carryclip.algorithm import measure
 from carryclip.diagnosis import Diagnosis
+from carryclip.policy import Sums
 from carryclip.scopes import Figures, Totals
 from carryclip.torch._bundles import Bundle
 from carryclip.torch._layout import Gradients, Layout, Leaf
@@ -247,8 +248,11 @@ def _bad_leaves(
         gradient = gradients[leaf.number]
         assert gradient is not None
         opened = open_up(leaf, gradient)
-        carry = piece_of(opened, None).buffers.carry
-        bad = measure(xp, layout.rules[leaf.rule], opened.gradient, carry, wide(opened.gradient.dtype)).bad
+        buffers, rule = piece_of(opened, None).buffers, layout.rules[leaf.rule]
+        if rule.region.joint:
+            bad = measure(xp, rule, opened.gradient, buffers, wide(opened.gradient.dtype)).bad
+        else:
+            bad = ~xp.allfinite(opened.gradient)
         flags.append(bad.to(device).reshape(1))
     return list(leaves), torch.cat(flags)
 
@@ -274,12 +278,14 @@ def _overflows(layout: Layout, totals: Totals | None, bad: Any, *, host: bool, o
     squares = totals.sums.total_sq
     if only_own:
         squares = squares[[k for k, own in enumerate(layout.own) if own]]
+    elif len(layout.norms) < len(layout.scopes):
+        squares = squares[layout.norms]
     if host:
         return bad or not bool(np.isfinite(squares).all())
     return bad | ~torch.all(torch.isfinite(squares))
 
 
-_SUMMED = ("total_sq", "carry_sq", "dot")
+_SUMMED = ("total_sq", "carry_sq", "dot", "cut_sq")
 
 
 def _columns(totals: Totals, shared: list[int]) -> list[Any]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from carryclip.carry import CarryPolicy
+from carryclip.judgement import Traits
 from carryclip.torch._layout import Gradients, Layout
 from carryclip.torch._pack import writable
 from carryclip.torch._state import Ledger, OwnHome
@@ -27,12 +28,14 @@ Average = torch.futures.Future[Tensor]
 class Stage:
     """Clips backward passes, with two sets of buffers and scalars: of the last step taken, and of the one under way."""
 
-    def __init__(self, layout: Layout, carry: CarryPolicy, where: str, metrics_every: int, scaler: Any) -> None:
+    def __init__(
+        self, layout: Layout, carry: CarryPolicy, where: str, metrics_every: int, scaler: Any, traits: Traits
+    ) -> None:
         self.layout = layout
         self.kept, self.ledger = OwnHome(), Ledger(layout)
         self.trial, self.trial_ledger = OwnHome(), Ledger(layout)
         self.stepper = Stepper(self.trial, self.trial_ledger, metrics_every)
-        self.watch = Watch(self.ledger, where, carry, quiet=False)
+        self.watch = Watch(self.ledger, where, carry, traits, quiet=False)
         self.measured: Measured | None = None
         """The metrics of the step under way."""
         self.open = False
@@ -63,6 +66,8 @@ class Stage:
         report = self.stepper.run(self.layout, None, None, inspect=last and self._measures(), gradients=gradients)
         if report.measured is not None:
             self.measured = report.measured
+        if self.stepper.planner.shut:
+            self.watch.note_shut(self.ledger.steps, self.stepper.planner.shut[0].region)
         if scale is not None:
             _multiply(memory, scale)
         # In a gradient that is clipped: a bucket also has those of parameters that nobody looks at before the step.
@@ -73,7 +78,7 @@ class Stage:
 
     def _measures(self) -> bool:
         every = self.stepper.metrics_every
-        return every > 0 and (self.ledger.steps % every == 0 or not self.watch.measured)
+        return every > 0 and ((self.ledger.steps + 1) % every == 0 or not self.watch.measured)
 
     @property
     def needs_all(self) -> bool:

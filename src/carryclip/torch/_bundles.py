@@ -63,6 +63,8 @@ class Bundle:
         self.kernel = kernel
         self.unit = 1.0
         """What entries are multiplied with before they are squared; set at every step, by the radius."""
+        self.sizes: tuple[Any, ...] = ()
+        """The region's numbers at this step, unless a piece has its own."""
         self.rounds = False
         """Some buffers are stored in fewer bits, and rounded at random."""
         self.tame = True
@@ -169,12 +171,15 @@ class Planner:
         """In which small gradients lie end to end during a step."""
         self._constant: tuple[Layout, Sizes] | None = None
         """The layout whose regions have only constants, and these."""
+        self.shut: list[Rule] = []
+        """Rules whose schedule has come to a radius of 0."""
 
     def forget(self) -> None:
         """Buffers come from elsewhere from now on, or rules are others."""
         self._plans.clear()
         self._memory.clear()
         self._constant = None
+        self.shut = []
         self.kernels.recorded.forget()
 
     def sizes(self, layout: Layout, step: int, *, host: bool) -> Sizes:
@@ -185,6 +190,7 @@ class Planner:
         schedules = [callable(value) for rule in layout.rules for value in vars(rule.region).values()]
         plain = all([isinstance(size, float) for own in sizes for size in own])
         self._constant = (layout, sizes) if plain and not any(schedules) else None
+        self.shut = [rule for rule, own in zip(layout.rules, sizes, strict=True) if rule.region.is_shut(own)]
         return sizes
 
     def find(

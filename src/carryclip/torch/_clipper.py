@@ -1,5 +1,6 @@
 """``UClip``: the clipper people attach to their optimizer."""
 
+import inspect
 import weakref
 from typing import Any
 
@@ -8,19 +9,23 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from carryclip.advice import Advice
-from carryclip.algorithm import NonFinite
-from carryclip.carry import CarryPolicy
+from carryclip.algorithm import NonFinite, Rule
+from carryclip.carry import DEFAULT, CarryPolicy
+from carryclip.policy import Policy
+from carryclip.regions import Norm, Region
 from carryclip.torch import _foreign, _layout
-from carryclip.torch._compiled import CompileMode
+from carryclip.torch._compiled import CompileMode, check_mode
 from carryclip.torch._hooks import Hooks
-from carryclip.torch._layout import Group
+from carryclip.torch._layout import Group, RegionMap
 from carryclip.torch._session import Session, check_every
-from carryclip.torch._state import PREFIX, OwnHome, wide
+from carryclip.torch._state import PREFIX, OwnHome, read_storage, wide
 from carryclip.torch._watch import Metrics
+
+_ASSIGNABLE = {"metrics_every", "_session", "_hooks", "_removed"}
 
 
 class UClip:
-    """Clip gradients inside ``optimizer.step()`` and carry over what was cut.
+    """Clip gradients inside ``optimizer.step()`` and give back what was cut.
 
     With ``nonfinite="skip"`` a bad batch changes neither carry nor moments: a fused optimizer truly skips the step; any
     other receives a zero gradient, so its momentum and weight decay still act.
@@ -30,9 +35,12 @@ class UClip:
             for the explicit form (call ``clip_()`` between ``backward()`` and ``step()``).
         region: where updates must lie, e.g. ``Norm(1.0)``; or a mapping from param group (number or name) to region or
             None. A param group may also hold its own under the key ``"uclip"``.
-        carry: True (the paper), False (plain clipping), ``Gated()``, ``Capped(radii)`` or ``Leaky(kappa)``.
+        carry: what becomes of what is cut. The default pays it back slowly, and is safe with momentum and Adam.
+            ``Shrunk()`` and ``Drip()`` are such policies, False is plain clipping. True is the full carry of the paper;
+            it, ``Gated()``, ``Capped(radii)`` and ``Leaky(kappa)`` are for SGD without momentum.
         nonfinite: ``"skip"``, ``"zero"`` (bad entries become 0), ``"raise"`` or ``"propagate"``.
-        metrics_every: measure every so many steps; 0 switches metrics and automatic warnings off.
+        metrics_every: measure the first step and then every so many: with 10 the 10th, 20th, ..., after which trainers
+            log. 0 switches metrics and automatic warnings off.
         observe: change nothing, only record what clipping would do; see ``advise()``.
         compile: True compiles the step for large tensors with ``torch.compile``: less time per step for half a minute
             at the first one. ``"auto"`` does so for models of some size. Without a compiler it goes on as it is.
@@ -46,7 +54,7 @@ class UClip:
     >>> from carryclip import Component
     >>> weight = torch.nn.Parameter(torch.zeros(2))
     >>> optimizer = torch.optim.SGD([weight], lr=1.0)
-    >>> clipper = UClip(optimizer, Component(1.0))
+    >>> clipper = UClip(optimizer, Component(1.0), carry=True)
     >>> weight.grad = torch.tensor([3.0, 0.5])
     >>> optimizer.step()
     >>> weight.data, clipper.carry(weight)
@@ -57,7 +65,7 @@ class UClip:
         self,
         target: Any,
         region: Any,
-        carry: CarryPolicy = True,
+        carry: CarryPolicy = DEFAULT,
         nonfinite: NonFinite = "skip",
         *,
         metrics_every: int = 10,
@@ -96,6 +104,16 @@ class UClip:
         return self._session.optimizers
 
     @property
+    def region(self) -> Any:
+        """Where updates must lie, as it was given; ``change()`` gives another."""
+        return self._session.regions.default
+
+    @property
+    def carry_policy(self) -> CarryPolicy:
+        """What becomes of what is cut, as it was given; ``change()`` gives another. The carry is ``carry(p)``."""
+        return self._session.carry_policy
+
+    @property
     def metrics_every(self) -> int:
         """Steps between two that are measured; may be changed at any time."""
         return self._session.stepper.metrics_every
@@ -114,11 +132,46 @@ class UClip:
             )
         self._session.run(None, None)
 
+    def change(self, region: Any = None, *, carry: CarryPolicy | None = None) -> None:
+        """Clip to another region, or with another carry policy, from the next step on. The carry is kept.
+
+        Moments and feed averages are kept where they mean the same, and start anew otherwise. With ``carry=False`` what
+        waits is dropped. Checkpoints written from now on are of the new region. A change that does not fit the
+        parameters raises an error and leaves everything as it was. For a radius that changes at every step use a
+        schedule: ``Norm(lambda step: ...)``.
+
+        Args:
+            region: as for ``UClip``; by default it stays. A param group's own ``"uclip"`` goes first, as ever.
+            carry: as for ``UClip``; by default it stays.
+
+        >>> import torch
+        >>> from carryclip import Component
+        >>> p = torch.nn.Parameter(torch.zeros(1))
+        >>> clipper = UClip([p], Component(1.0), carry=True)
+        >>> p.grad = torch.tensor([5.0])
+        >>> clipper.clip_(); p.grad, clipper.carry(p)
+        (tensor([1.]), tensor([4.]))
+        >>> clipper.change(Component(3.0))
+        >>> p.grad = torch.tensor([0.0])
+        >>> clipper.clip_(); p.grad, clipper.carry(p)
+        (tensor([3.]), tensor([1.]))
+        """
+        session = self._session
+        if region is None and carry is None:
+            raise TypeError("change() needs something to change: change(Norm(0.5)), change(carry=False), or both.")
+        if self._removed:
+            raise RuntimeError("This clipper was removed: make a new UClip, which finds the carry where it was left.")
+        if session.observer is not None:
+            raise RuntimeError("This clipper only watches (observe=True): remove() it and watch with another region.")
+        session.change(self.region if region is None else region, self.carry_policy if carry is None else carry)
+
     def metrics(self) -> Metrics:
         """Figures of the last measured step, and running totals; waits for the device only when a number is used.
 
-        - ``grad_norm``, ``sum_norm``, ``update_norm``, ``carry_norm``, ``radius_norm``: Euclidean norms of g,
-          g + carry, u, the new carry and the radius.
+        - ``grad_norm``, ``sum_norm``, ``update_norm``, ``carry_norm``, ``radius_norm``: Euclidean norms of g, of what
+          is clipped (g + carry, or what the policy mixes), u, the new carry and the radius.
+        - ``delay``: how many steps a gradient waits until it is sent, sum_norm/radius_norm as far as that is kept.
+          Below 2 it is harmless; 10 acts like a momentum of 0.9 on top of the optimizer's own, and 100 is stale.
         - ``clipped_fraction``: share of coordinates that clipping changed.
         - ``carry_ratio``: the largest |carry|, in radii.
         - ``carry_feed``: how much of a radius the gradient adds in the carry's direction, in [-1, 1], averaged over the
@@ -148,7 +201,7 @@ class UClip:
             raise RuntimeError(
                 "advise() needs observed steps: attach with UClip(optimizer, region, observe=True) and train on."
             )
-        return session.observer.advise(session.layout, max(session.ledger.steps - 1, 0), session.optimizers)
+        return session.observer.advise(session.layout, max(session.ledger.steps - 1, 0))
 
     def remove(self, *, forget: bool = False) -> None:
         """Take the hooks off. The carry stays in the optimizer's state, where attaching again finds it.
@@ -211,6 +264,11 @@ class UClip:
             raise RuntimeError(f"The carry is part of the optimizer's state: use optimizer.{method}(...) instead.")
         return home
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _ASSIGNABLE:
+            raise AttributeError(_how_to_set(name, value))
+        super().__setattr__(name, value)
+
     def __repr__(self) -> str:
         return self._session.in_words()
 
@@ -230,6 +288,38 @@ class UClip:
         if session.attached:
             return _attach_again, (session.optimizers, region, options, self._removed)
         return _make_explicit, (session.own_groups, region, options, self.state_dict(), self._removed)
+
+
+def _how_to_set(name: str, value: Any) -> str:
+    """Why an attribute of a clipper cannot be assigned, and what to call instead."""
+    if name in ("region", "radius"):
+        example = repr(value) if isinstance(value, Region) else "Norm(0.5)"
+        return f"clipper.{name} cannot be assigned. Call clipper.change({example}): it keeps the carry."
+    if name in ("carry", "carry_policy"):
+        example = repr(value) if isinstance(value, (bool, Policy)) else "Gated()"
+        return f"clipper.{name} cannot be assigned. Call clipper.change(carry={example}); clipper.carry(p) is a tensor."
+    return (
+        f"clipper.{name} cannot be assigned: it would change nothing. metrics_every can be; region and carry policy "
+        "change with clipper.change(region, carry=...). For all else call clipper.remove() and make a new UClip, which "
+        "takes the carry over."
+    )
+
+
+def check_arguments(owner: str, region: Any, options: dict[str, Any]) -> None:
+    """Raise now what ``UClip(optimizer, region, **options)`` would raise later, as far as it needs no optimizer."""
+    signature = inspect.signature(UClip)
+    try:
+        given = signature.bind(None, region, **options)
+    except TypeError as error:
+        names = [name for name in signature.parameters if name not in ("target", "region")]
+        raise TypeError(f"{owner}: {error}; the options of UClip are {', '.join(names)}.") from None
+    given.apply_defaults()
+    found = given.arguments
+    RegionMap(region)
+    Rule(Norm(1.0), found["carry"], found["nonfinite"])  # any region: these two are checked there
+    check_every(found["metrics_every"])
+    check_mode(found["compile"])
+    read_storage(found["carry_dtype"], found["moments_dtype"], [])
 
 
 def _attach_again(optimizers: list[Optimizer], region: Any, options: dict[str, Any], removed: bool) -> UClip:

@@ -16,7 +16,8 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from carryclip.algorithm import Age, Buffers, Rule, Scaling, Sums, apply, measure
+from carryclip.algorithm import Age, Buffers, Rule, apply, measure
+from carryclip.policy import Scaling, Sums
 from carryclip.precision import truncate
 from carryclip.torch._namespace import xp
 
@@ -52,9 +53,22 @@ def wanted(mode: CompileMode, large: int) -> bool:
     return not _broken and (mode is True or (mode == "auto" and large >= WORTHWHILE))
 
 
-def measured(rule: Rule, gradient: Tensor, carry: Tensor | None, dtype: torch.dtype) -> Sums:
-    """``measure`` of a ``Norm``."""
-    return Sums(*_called(_measure(_kind(rule), dtype, _look_of(gradient, carry)), gradient, carry))
+def measured(
+    rule: Rule, gradient: Tensor, buffers: Buffers, dtype: torch.dtype, sizes: tuple[Any, ...], clock: Age
+) -> Sums:
+    """``measure`` of what has a scope."""
+    stored, numbers, ages = (buffers.carry,), (), ()
+    if not rule.region.joint:
+        stored, numbers, ages = tuple(buffers[:-1]), _numbers(rule, sizes, dtype, gradient), tuple(clock)
+    function = _measure(_kind(rule), dtype, _look_of(gradient, *stored, *numbers, *ages))
+    return Sums(*_called(function, gradient, stored, numbers, ages))
+
+
+def _numbers(rule: Rule, sizes: tuple[Any, ...], dtype: torch.dtype, like: Tensor) -> tuple[Any, ...]:
+    """The region's numbers as tensors."""
+    if rule.region.estimator is None:
+        sizes = tuple(truncate(size, torch.finfo(dtype)) if isinstance(size, float) else size for size in sizes)
+    return tuple(_number(size, dtype, like) if isinstance(size, float) else size for size in sizes)
 
 
 def applied(
@@ -75,15 +89,13 @@ def applied(
     """``apply`` that writes update and buffers itself and returns (square of what is dropped, diagnosis)."""
     scalars = None
     if scaling is not None:
-        keep = scaling.keep
-        scalars = (scaling.scale, keep if keep is None or isinstance(keep, Tensor) else _number(keep, dtype, gradient))
-    if rule.region.estimator is None:
-        sizes = tuple(truncate(size, torch.finfo(dtype)) if isinstance(size, float) else size for size in sizes)
-    numbers = tuple(_number(size, dtype, gradient) if isinstance(size, float) else size for size in sizes)
+        scalars = tuple(_number(x, dtype, gradient) if isinstance(x, float) else x for x in scaling)
+    numbers = _numbers(rule, sizes, dtype, gradient)
     chance = None if seed is None else torch.full((), seed, dtype=torch.int32, device=gradient.device)
     kind = _kind(rule)
     if rule.region.joint:  # the scaling says it all
-        kind, tally = Rule(kind.region, rule.policy.carries, kind.nonfinite), False
+        carry = rule.carry if rule.policy.mixes else rule.policy.carries
+        kind, tally = Rule(kind.region, carry, kind.nonfinite), False
     stored, ages = tuple(buffers[:-1]), tuple(clock)
     look = _look_of(gradient, *stored, *numbers, *(scalars or ()), skip, *ages, chance)
     function = _apply(kind, dtype, tally, inspect, write, look)
@@ -118,8 +130,8 @@ def _number(value: float, dtype: torch.dtype, like: Tensor) -> Tensor:
 
 @functools.cache
 def _measure(rule: Rule, dtype: torch.dtype, look: Any) -> Callable[..., Any]:
-    def uclip_measure(gradient: Tensor, carry: Tensor | None) -> tuple[Any, ...]:
-        return tuple(measure(xp, rule, gradient, carry, dtype))
+    def uclip_measure(gradient: Tensor, stored: Any, sizes: Any, clock: Any) -> tuple[Any, ...]:
+        return tuple(measure(xp, rule, gradient, Buffers(*stored), dtype, sizes=sizes, clock=Age(*clock)))
 
     return _compile(uclip_measure)
 

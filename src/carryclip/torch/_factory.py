@@ -1,13 +1,11 @@
 """``uclipped``: an optimizer class that clips by itself, and still does after deepcopy, pickle and ZeRO."""
 
-import inspect
 import sys
 from typing import Any
 
 from torch.optim import Optimizer
 
-from carryclip.torch._clipper import UClip
-from carryclip.torch._layout import RegionMap
+from carryclip.torch._clipper import UClip, check_arguments
 
 
 def uclipped(optimizer_class: type[Optimizer], region: Any, **options: Any) -> type[Any]:
@@ -24,7 +22,7 @@ def uclipped(optimizer_class: type[Optimizer], region: Any, **options: Any) -> t
     >>> import torch, copy
     >>> from carryclip import Norm
     >>> weight = torch.nn.Parameter(torch.zeros(2))
-    >>> opt = uclipped(torch.optim.SGD, Norm(1.0))([weight], lr=1.0)
+    >>> opt = uclipped(torch.optim.SGD, Norm(1.0), carry=True)([weight], lr=1.0)
     >>> weight.grad = torch.tensor([3.0, 4.0])
     >>> opt.step(); weight.data
     tensor([-0.6000, -0.8000])
@@ -36,15 +34,16 @@ def uclipped(optimizer_class: type[Optimizer], region: Any, **options: Any) -> t
         if isinstance(optimizer_class, Optimizer):
             raise TypeError("uclipped needs an optimizer class. This is an instance: write UClip(optimizer, region).")
         raise TypeError(f"uclipped needs an optimizer class such as torch.optim.AdamW, got {optimizer_class!r}.")
-    inspect.signature(UClip).bind(None, region, **options)  # a misspelt option should fail here
-    RegionMap(region)
+    check_arguments("uclipped", region, options)
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         optimizer_class.__init__(self, *args, **kwargs)
         self.uclip = UClip(self, region, **{"process_group": _group_of_zero(), **options})
 
     def __reduce__(self: Any) -> tuple[Any, ...]:
-        return _rebuild, (optimizer_class, region, options), (self.__getstate__(), self.uclip.__reduce__()[1][-1])
+        clipper = self.uclip
+        now = {**options, "carry": clipper.carry_policy}  # both may have changed since
+        return _rebuild, (optimizer_class, clipper.region, now), (self.__getstate__(), clipper.__reduce__()[1][-1])
 
     def __setstate__(self: Any, state: Any) -> None:
         if isinstance(state, dict):  # what Optimizer.load_state_dict passes

@@ -1,4 +1,4 @@
-"""What is known of others (Lightning, Hugging Face, Accelerate, DeepSpeed, ZeRO): targets, who steps, who clips too.
+"""What is known of others (optimizers, Lightning, Hugging Face, DeepSpeed, ZeRO): targets, traits, who steps and clips.
 
 Frameworks leave no trace on the optimizer they step, so they are looked for among the callers, once. Errors say what to
 pass instead.
@@ -7,7 +7,7 @@ pass instead.
 import gc
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -18,8 +18,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from carryclip.algorithm import Rule
+from carryclip.carry import CarryPolicy, policy_of
 from carryclip.diagnosis import FRAMEWORKS, warn_user
-from carryclip.groups import Group
+from carryclip.groups import Group, describe
+from carryclip.judgement import Traits
 from carryclip.regions import Norm, Region
 
 # ------------------------------------------------------------------ what a clipper is given
@@ -198,14 +200,18 @@ def calling_scaler() -> Any:
     return None
 
 
-def warn_of_clipping() -> None:
-    """Warn if a trainer among the callers clips as well; the outermost counts, which sets up those inside it."""
+def warn_of_clipping() -> bool:
+    """Warn if a trainer among the callers clips as well; the outermost counts, which sets up those inside it.
+
+    Returned is whether there was one.
+    """
     found = None
     for owner in owners():
         found = _clipping_of(owner) or found
     if found is not None:
         who, remedy = found
         warn_user(f"{who} before U-Clip does, and throws away what the carry should keep: set {remedy}.")
+    return found is not None
 
 
 def _clipping_of(owner: Any) -> tuple[str, str] | None:
@@ -223,6 +229,67 @@ def _clipping_of(owner: Any) -> tuple[str, str] | None:
 
 
 # ------------------------------------------------------------------ DeepSpeed, which steps flat partitions
+
+
+DIVIDING = {
+    "Adadelta",
+    "Adafactor",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "Muon",
+    "NAdam",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+}
+"""Optimizers that divide gradients by a running average of their size, or keep signs or directions alone.
+
+By name, because torch has grown by some of them, and others write their own of the same name.
+"""
+
+
+def traits(optimizers: Sequence[torch.optim.Optimizer]) -> Traits:
+    """What advice and warnings need to know of those who will be given the updates; nothing is known of none."""
+    if not optimizers:
+        return Traits()
+    names = dict.fromkeys(type(each).__name__ for each in optimizers)
+    return Traits(
+        name=" and ".join(names),
+        divides=any(_divides(each) for each in optimizers),
+        momentum=max(_momentum(each) for each in optimizers),
+    )
+
+
+def _divides(optimizer: torch.optim.Optimizer) -> bool:
+    known = any(kind.__name__ in DIVIDING for kind in type(optimizer).__mro__)
+    # What else has betas is of Adam's kind too, or takes signs as Lion does.
+    return known or any("betas" in group for group in optimizer.param_groups)
+
+
+def _momentum(optimizer: torch.optim.Optimizer) -> float:
+    """The largest of its groups."""
+    found = [0.0]
+    for group in optimizer.param_groups:
+        found.append(float(group.get("momentum") or 0.0))
+        if group.get("betas"):
+            found.append(float(group["betas"][0]))
+    return max(found)
+
+
+def warn_of_haste(form: str, carry: CarryPolicy, optimizer: Traits, region: Any) -> None:
+    """Warn of a carry that pays at once before an optimizer that averages updates, or divides by their size."""
+    if not policy_of(carry).hasty or not optimizer.smooths:
+        return
+    given = "the full carry" if carry is True else repr(carry)
+    line = f"UClip(optimizer, {describe(region)})" if form == "UClip" else "the same without carry="
+    warn_user(
+        f"{form}: {given} in front of {optimizer} often trains far worse than plain clipping at the same learning "
+        "rate, because the carry makes successive updates point the same way and the optimizer adds them up. Write "
+        f"{line}, whose default carry is safe with any optimizer, or carry=False. If this is what you want to study, "
+        "try a tenth of the learning rate and watch clipper.metrics()['delay']."
+    )
 
 
 class Partition(NamedTuple):

@@ -18,8 +18,9 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors as end_to_end
 from torch._utils import _unflatten_dense_tensors as in_shape
 
-from carryclip.algorithm import Age, Buffers, Rule, Scaling, Sums, age, apply, measure, unit_of
+from carryclip.algorithm import Age, Buffers, Rule, age, apply, measure, unit_of
 from carryclip.diagnosis import Diagnosis
+from carryclip.policy import Scaling, Sums
 from carryclip.precision import truncate
 from carryclip.regions import Component
 from carryclip.torch import _compiled
@@ -44,7 +45,7 @@ class Call(NamedTuple):
     sizes: tuple[Any, ...]
     """The region's numbers, unless a piece has its own."""
     scaling: Scaling | None
-    """The scalars of the bundle's scope; None for coordinate-wise kinds."""
+    """The scalars of the bundle's scope; None if it has none."""
     skip: Tensor | None
     """Boolean that cancels the step, where it cannot be read; None if the step counts."""
     write: bool
@@ -123,8 +124,14 @@ class Pure:
 
     def measure_one(self, bundle: Bundle, piece: Piece, array: Tensor, clear: bool) -> Sums:
         """The sums of one piece."""
-        carry = None if clear and not bundle.rule.gates_scopes else piece.buffers.carry
-        return measure(xp, bundle.rule, array, carry, bundle.dtype, bundle.unit)
+        rule = bundle.rule
+        clock = None
+        if rule.has_scope and not rule.region.joint:
+            clock = age(xp, rule, _spread_out(piece), bundle.dtype)
+        sizes = bundle.sizes if piece.sizes is None else piece.sizes
+        return measure(
+            xp, rule, array, _to_measure(rule, piece, clear), bundle.dtype, bundle.unit, sizes=sizes, clock=clock
+        )
 
     def apply(self, bundle: Bundle, arrays: list[Tensor], call: Call) -> Told:
         """Write updates and buffers."""
@@ -181,11 +188,13 @@ class Compiled(Pure):
 
     def measure_one(self, bundle: Bundle, piece: Piece, array: Tensor, clear: bool) -> Sums:
         """The sums of one piece."""
-        if not bundle.rule.region.joint or bundle.unit != 1.0 or _compiled.broken():
+        rule = bundle.rule
+        if not rule.has_scope or bundle.unit != 1.0 or _compiled.broken():
             return super().measure_one(bundle, piece, array, clear)
-        carry = None if clear and not bundle.rule.gates_scopes else piece.buffers.carry
+        sizes = bundle.sizes if piece.sizes is None else piece.sizes
+        clock = Age() if rule.region.joint else age(xp, rule, _spread_out(piece), bundle.dtype)
         try:
-            return _compiled.measured(bundle.rule, array, carry, bundle.dtype)
+            return _compiled.measured(rule, array, _to_measure(rule, piece, clear), bundle.dtype, sizes, clock)
         except NotCompiledError:
             return super().measure_one(bundle, piece, array, clear)
 
@@ -223,10 +232,12 @@ class Recorded(Pure):
         """The sums of all pieces together, as numbers."""
         rule = bundle.rule
         if not rule.region.joint:
+            if rule.has_scope:
+                return self._measure_coordinates(bundle, arrays)
             bundle.tame, bad = _looked_at(arrays, bundle.dtype) if rule.can_reject else (False, None)
             return Sums(bad=bad)
-        gated = rule.gates_scopes
-        carries = rule.policy.carries and (gated or not clear)
+        apart = "dot" in rule.measures
+        carries = rule.policy.carries and (rule.policy.gated or not clear)
         program, _ = self._program(
             ("measure", id(rule), bundle.narrow, carries, bundle.unit), _measure_of, bundle, carries
         )
@@ -235,13 +246,45 @@ class Recorded(Pure):
             stored = (piece.buffers.carry,) if carries else ()
             found = program.run(array, *stored, *self._room(program, array))
             total_sq += found[0]
-            if gated:
+            if apart and carries:
                 carry_sq += found[1]
                 dot += found[2]
         # Where the pure functions add up, in the type of the buffers, this would have overflowed.
         if total_sq > torch.finfo(bundle.dtype).max:
             total_sq = math.inf
-        return Sums(not math.isfinite(total_sq), total_sq, carry_sq if gated else None, dot if gated else None)
+        return Sums(not math.isfinite(total_sq), total_sq, carry_sq if apart else None, dot if apart else None)
+
+    def _measure_coordinates(self, bundle: Bundle, arrays: list[Tensor]) -> Sums:
+        """The sums of what is clipped coordinate by coordinate, and whether its entries are tame."""
+        rule, clocks, parts = bundle.rule, {}, []
+        bundle.tame, bad = True, False
+        for piece, array in zip(bundle.pieces, arrays, strict=True):
+            # The sums hold entries within the policy's reach, so they cannot tell what is infinite.
+            tame, not_finite = _looked_at([array], bundle.dtype)
+            bundle.tame, bad = bundle.tame and tame, bad or not_finite
+            clock = self._clock(bundle, piece, clocks) if "count" in rule.buffers else Age()
+            found = self._sums_of(bundle, piece, array, clock) if tame and clock is not None else None
+            if found is None:
+                sums = self.measure_one(bundle, piece, array, False)
+                found = [None if x is None else x.item() for x in sums[1:]]
+            parts.append(found)
+        columns = [None if column[0] is None else sum(column) for column in zip(*parts, strict=True)]
+        return Sums(bad if rule.can_reject else None, *columns)
+
+    def _sums_of(self, bundle: Bundle, piece: Piece, array: Tensor, clock: Age) -> list[Any] | None:
+        """The sums of one piece by a program; None if there can be none."""
+        sizes = bundle.sizes if piece.sizes is None else piece.sizes
+        if not all([isinstance(size, float) for size in sizes]):
+            return None
+        key = "coordinates", id(bundle.rule), bundle.narrow, sizes, clock.warm
+        made = self._program(key, _measure_coordinates_of, bundle, sizes, clock)
+        if made is None:
+            return None
+        program, shape = made
+        stored = [getattr(piece.buffers, name) for name in _read_to_measure(bundle.rule)]
+        times = [x for x in (clock.share, clock.factor) if x is not None]
+        sums = filled(shape, program.run(array, *stored, *times, *self._room(program, array)))
+        return list(sums[1:])
 
     def apply(self, bundle: Bundle, arrays: list[Tensor], call: Call) -> Told:
         """Write updates and buffers."""
@@ -259,15 +302,16 @@ class Recorded(Pure):
 
     def _replay(self, bundle: Bundle, piece: Piece, array: Tensor, call: Call, clock: Age) -> Told | None:
         """Run the program for one piece; None if there can be none."""
-        scaling, sizes = call.scaling, call.sizes if piece.sizes is None else piece.sizes
-        scalars: tuple[Any, ...] = ()
-        if scaling is not None:
+        sizes = call.sizes if piece.sizes is None else piece.sizes
+        if bundle.rule.region.joint:
             sizes = (1.0,)  # the scaling says it all
-            scalars = (scaling.scale,) if scaling.keep is None else (scaling.scale, scaling.keep)
+        scalars, names = _scalars(bundle.rule, call.scaling)
         if not all([isinstance(size, float) for size in sizes]):
             return None
-        plain = call.write, call.tally, call.inspect, bundle.tame, clock.warm, len(scalars)
-        made = self._program((id(bundle.rule), bundle.narrow, sizes, *plain), _apply_of, bundle, call, sizes, clock)
+        plain = call.write, call.tally, call.inspect, bundle.tame, clock.warm, names
+        made = self._program(
+            (id(bundle.rule), bundle.narrow, sizes, *plain), _apply_of, bundle, call, sizes, clock, names
+        )
         if made is None:
             return None
         program, shape = made
@@ -328,27 +372,78 @@ def _looked_at(arrays: list[Tensor], dtype: torch.dtype) -> tuple[bool, bool]:
     return tame and not bad, bad
 
 
+def _to_measure(rule: Rule, piece: Piece, clear: bool) -> Buffers:
+    """The buffers of a piece, without a carry that is known to be 0 where that need not be read."""
+    return piece.buffers._replace(carry=None) if clear and "dot" not in rule.measures else piece.buffers
+
+
 def _measure_of(bundle: Bundle, carries: bool) -> tuple[Program, Any]:
-    """``measure`` as a program."""
+    """``measure`` of a norm as a program."""
     arrays = {"gradient": bundle.narrow} | ({"carry": _kind(bundle, "carry")} if carries else {})
 
     def function(tape: Any, symbols: dict[str, Any], numbers: dict[str, Any]) -> Any:
-        sums = measure(tape, bundle.rule, symbols["gradient"], symbols.get("carry"), bundle.dtype, bundle.unit)
-        return {}, sums[1:]
+        own = Buffers(carry=symbols.get("carry"))
+        return {}, measure(tape, bundle.rule, symbols["gradient"], own, bundle.dtype, bundle.unit)[1:]
 
     return record(function, arrays, ())
 
 
-def _apply_of(bundle: Bundle, call: Call, sizes: tuple[float, ...], clock: Age) -> tuple[Program, Any]:
+def _read_to_measure(rule: Rule) -> list[str]:
+    """The buffers that are read to measure what is clipped coordinate by coordinate."""
+    return [name for name in rule.buffers if name in ("mean", "second") or (name == "carry" and rule.policy.noisy)]
+
+
+def _measure_coordinates_of(bundle: Bundle, sizes: tuple[float, ...], clock: Age) -> tuple[Program, Any]:
+    """``measure`` of what is clipped coordinate by coordinate as a program, for entries that are tame."""
+    names = _read_to_measure(bundle.rule)
+    arrays = {"gradient": bundle.narrow} | {name: _kind(bundle, name) for name in names}
+    times = [name for name in ("share", "factor") if getattr(clock, name) is not None]
+
+    def function(tape: Any, symbols: dict[str, Any], numbers: dict[str, Any]) -> Any:
+        own = Buffers(**{name: symbols[name] for name in names})
+        how = {"sizes": sizes, "clock": Age(warm=clock.warm, **{name: numbers[name] for name in times})}
+        sums = measure(tape, bundle.rule, symbols["gradient"], own, bundle.dtype, **how, tame=True)
+        return {}, sums._replace(bad=None)
+
+    return record(function, arrays, times)
+
+
+_FACTORS = ("scale", "keep", "base", "taken", "back")
+"""The scalars that arrays are multiplied with."""
+
+
+def _scalars(rule: Rule, scaling: Scaling | None) -> tuple[list[float], tuple[Any, ...]]:
+    """The scalars that a program is given, and the names of all: those that are 1 stand for themselves as (name, 1)."""
+    if scaling is None:
+        return [], ()
+    if not rule.policy.mixes:
+        return ([scaling.scale], ("scale",)) if scaling.keep is None else ([scaling.scale, scaling.keep], _FACTORS[:2])
+    values, names = [], []
+    for name in _FACTORS:
+        value = getattr(scaling, name)
+        if value is None:
+            continue
+        if value == 1.0:  # often so, and then there is nothing to multiply
+            names.append((name, 1.0))
+        else:
+            values.append(value)
+            names.append(name)
+    return values, tuple(names)
+
+
+def _apply_of(
+    bundle: Bundle, call: Call, sizes: tuple[float, ...], clock: Age, given: tuple[Any, ...]
+) -> tuple[Program, Any]:
     """``apply`` as a program."""
     rule, names = bundle.rule, [name for name in bundle.rule.buffers if name != "count"]
     arrays = {"gradient": bundle.narrow} | {name: _kind(bundle, name) for name in Buffers._fields if name in names}
-    scalars = [] if call.scaling is None else ["scale"] if call.scaling.keep is None else ["scale", "keep"]
+    scalars = [name for name in given if isinstance(name, str)]
+    fixed = dict(name for name in given if not isinstance(name, str))
     times = [name for name in ("share", "factor", "gate") if getattr(clock, name) is not None]
 
     def function(tape: Any, symbols: dict[str, Any], numbers: dict[str, Any]) -> Any:
         own = Buffers(**{name: symbols[name] for name in names})
-        scaling = None if call.scaling is None else Scaling(numbers["scale"], numbers.get("keep"))
+        scaling = Scaling(**{name: numbers[name] for name in scalars}, **fixed) if given else None
         own_clock = Age(warm=clock.warm, **{name: numbers[name] for name in times})
         outcome = apply(
             tape,
@@ -411,11 +506,13 @@ class Listed:
             squares = _squares(arrays)
             return Sums(~torch.isfinite(squares), squares.sum())
         carries = [piece.buffers.carry for piece in bundle.pieces]
-        if rule.gates_scopes:
+        if "dot" in rule.measures:
             carry_sq = _squares(carries).sum()
             pairs = _slices(arrays, carries)
             dot = torch.stack([end_to_end(torch._foreach_mul(some, owed)).sum() for some, owed in pairs]).sum()
-        if inspect:
+        if rule.policy.mixes:
+            squares = _squares(arrays)
+        elif inspect:
             squares = torch.cat([_squares(torch._foreach_add(some, owed)) for some, owed in _slices(arrays, carries)])
         else:
             torch._foreach_add_(arrays, carries)
@@ -432,6 +529,8 @@ class Listed:
             _multiply_bits(arrays, keep)
         if call.scaling is None:
             return self._clip(bundle, arrays, carries, call, keep)
+        if bundle.rule.policy.mixes:
+            return self._mix(bundle, arrays, carries, call.scaling, call.skip)
         scale, share = call.scaling.scale, call.scaling.keep
         if keep is not None:
             scale = torch.where(keep > 0, scale, 0.0)
@@ -446,6 +545,22 @@ class Listed:
             if share is not None:
                 share = share if isinstance(share, Tensor) or keep is None else torch.full_like(keep, share)
                 torch._foreach_mul_(carries, share if keep is None else torch.where(keep > 0, share, 1.0))
+        return Told()
+
+    @staticmethod
+    def _mix(
+        bundle: Bundle, arrays: list[Tensor], carries: list[Tensor], scaling: Scaling, skip: Tensor | None
+    ) -> Told:
+        """What a policy mixes, part by part."""
+        policy = bundle.rule.policy
+        if skip is not None:  # then gradients are 0 by now; with these nothing is sent, and the carry stays
+            skip = skip.to(arrays[0].device, non_blocking=True)
+            keep = None if scaling.keep is None else torch.where(skip, 1.0, scaling.keep)
+            held = torch.where(skip, torch.ones_like(scaling.scale), policy.decay)
+            scaling = scaling._replace(scale=torch.where(skip, 0.0, scaling.scale), keep=keep, held=held)
+        for some, owed in _slices(arrays, carries):
+            vector, left = policy.mix(_Lists, _List(some), _List(owed), scaling)
+            policy.left(_Lists, left, vector * scaling.scale, scaling)
         return Told()
 
     @staticmethod
@@ -496,6 +611,41 @@ class Listed:
                 torch._foreach_copy_(owed, in_shape(outcome.buffers.carry, owed))
             told.append(Told(outcome.dropped_sq, outcome.diagnosis))
         return _told(told)
+
+
+class _List:
+    """Tensors of any shapes as one operand, one launch for all. Every operation overwrites the first operand.
+
+    ``Policy.mix`` and ``left`` read no first operand again, so that gradients become updates, and carries the new ones,
+    in the memory they are in.
+    """
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self.tensors = tensors
+
+    def __mul__(self, factor: Any) -> "_List":
+        torch._foreach_mul_(self.tensors, factor)
+        return self
+
+    def __sub__(self, other: "_List") -> "_List":
+        torch._foreach_sub_(self.tensors, other.tensors)
+        return self
+
+
+class _Lists:
+    """The array functions that ``Policy.mix`` and ``left`` need, for such lists."""
+
+    @staticmethod
+    def plus(x: _List, y: _List, factor: Any) -> _List:
+        """The sum x + factor·y."""
+        torch._foreach_add_(x.tensors, torch._foreach_mul(y.tensors, factor))
+        return x
+
+    @staticmethod
+    def lerp(start: _List, end: _List, weight: float) -> _List:
+        """The point a part ``weight`` of the way from start to end."""
+        torch._foreach_lerp_(start.tensors, end.tensors, weight)
+        return start
 
 
 def _slices(*lists: Sequence[Tensor]) -> Iterator[tuple[list[Tensor], ...]]:
@@ -580,11 +730,10 @@ def _seed(bundle: Bundle, piece: Piece, step: int) -> int | None:
 def _as_tensors(call: Call, dtype: torch.dtype, device: torch.device) -> Call:
     """The scalars as tensors where the arrays are, as compiled functions take them."""
     skip = None if call.skip is None else call.skip.to(device, non_blocking=True)
-    if call.scaling is None or isinstance(call.scaling.scale, Tensor):
+    if call.scaling is None or any(isinstance(x, Tensor) for x in call.scaling):
         return call._replace(skip=skip)
-    scale, keep = call.scaling.scale, call.scaling.keep
-    made = Scaling(torch.tensor(scale, dtype=dtype), None if keep is None else torch.tensor(keep, dtype=dtype))
-    return call._replace(scaling=made, skip=skip)
+    made = [None if x is None else torch.tensor(x, dtype=dtype) for x in call.scaling]
+    return call._replace(scaling=Scaling(*made), skip=skip)
 
 
 class Kernels:

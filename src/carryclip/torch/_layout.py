@@ -13,7 +13,7 @@ from carryclip.algorithm import NonFinite, Rule, rule_number
 from carryclip.carry import CarryPolicy
 from carryclip.groups import GROUP_KEY, Group, RegionMap, describe  # noqa: F401 (imported from here by others)
 from carryclip.regions import Norm, Region
-from carryclip.scopes import NO_SCOPE
+from carryclip.scopes import NO_SCOPE, measured
 from carryclip.torch._shards import Spread, is_sharded, local_gradient, spread_of
 
 Gradients = list[Tensor | None]
@@ -35,7 +35,7 @@ class Leaf:
     index: int
     """Position among the parameters of its rule: where a list of radii has its entry."""
     scope: int
-    """Under a ``Norm``: its entry in the table of scopes; ``NO_SCOPE`` otherwise."""
+    """Its entry in the table of scopes; ``NO_SCOPE`` if it has none."""
     sharded: bool = False
     """It is a ``DTensor``, of which only a part may be here."""
     counted: bool = True
@@ -49,7 +49,7 @@ class Layout:
     rules: list[Rule] = field(default_factory=list)
     leaves: list[Leaf] = field(default_factory=list)
     scopes: list[tuple[int, Hashable]] = field(default_factory=list)
-    """The vectors of all norms: the rule of each, and a name that stays when groups are added."""
+    """The table of scopes: the rule of each, and a name that stays when groups are added."""
     groups: Places = field(default_factory=list)
     spread: Spread | None = None
     """How the parameters lie on ranks; None if this process has all of them."""
@@ -64,6 +64,26 @@ class Layout:
     def joint(self) -> Rule | None:
         """A rule of a norm, if there is one: all of them share their policy and what they do with bad gradients."""
         return next((rule for rule in self.rules if rule.region.joint), None)
+
+    @cached_property
+    def scope_rules(self) -> list[Rule]:
+        """The rule of each scope."""
+        return [self.rules[number] for number, _ in self.scopes]
+
+    @cached_property
+    def measures(self) -> list[str]:
+        """The sums that are made for the scopes."""
+        return measured(self.scope_rules)
+
+    @cached_property
+    def norms(self) -> list[int]:
+        """The scopes that are clipped as one vector."""
+        return [k for k, rule in enumerate(self.scope_rules) if rule.region.joint]
+
+    @cached_property
+    def is_one_vector(self) -> bool:
+        """Whether there is a single norm, over all that is clipped."""
+        return len(self.rules) == len(self.norms) == 1
 
     @cached_property
     def rejects(self) -> bool:
@@ -103,7 +123,7 @@ def build(
         names = group.get("param_names") or [f"group {number}, parameter {place}" for place in range(len(params))]
         name_of = dict(zip(params, names, strict=True))
         for place, param in enumerate(fresh):
-            scope = scopes.start if region.joint else NO_SCOPE
+            scope = scopes.start if layout.rules[rule].has_scope else NO_SCOPE
             if _over(region) == "tensor":
                 scope += place
             leaves.append(Leaf(param, name_of[param], len(leaves), rule, counts[rule], scope))
@@ -129,7 +149,8 @@ def _over(region: Region) -> str:
 def _add_scopes(layout: Layout, rule: int, group: Group, number: int, fresh: list[Tensor]) -> slice:
     """The range of scopes of a group's new parameters, added to the table where they are new."""
     names: list[Hashable] = []
-    match _over(layout.rules[rule].region):
+    own = layout.rules[rule]
+    match "all" if own.has_scope and not own.region.joint else _over(own.region):
         case "tensor":
             names = [id(param) for param in fresh]
         case "group":

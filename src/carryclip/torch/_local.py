@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from carryclip.algorithm import NonFinite
-from carryclip.carry import CarryPolicy, check_policy
+from carryclip.carry import DEFAULT, CarryPolicy, check_policy
 from carryclip.diagnosis import warn_user
 from carryclip.torch import _foreign, _layout
 from carryclip.torch._agree import NonFiniteGradientError
@@ -42,13 +42,13 @@ class LocalUClip:
         scaler: the ``GradScaler``, if losses are scaled: gradients are clipped at their true size.
         hook: the communication hook that averages, such as ``fp16_compress_hook``; by default DDP's own all-reduce.
         hook_state: what the hook gets as its state.
-        metrics_every: measure every so many steps, each rank by itself; 0 for never.
+        metrics_every: as for ``UClip``, but each rank measures by itself.
 
     >>> import torch
     >>> from carryclip import Component
     >>> model = torch.nn.Linear(1, 1, bias=False)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    >>> clipper = LocalUClip(model, optimizer, Component(1.0))
+    >>> clipper = LocalUClip(model, optimizer, Component(1.0), carry=True)
     >>> for size in (3.0, 0.5):  # two micro-batches: 1 is sent and 2 carried, then 1 sent and 1.5 carried
     ...     model(torch.full((1, 1), size)).sum().backward()
     >>> model.weight.grad
@@ -62,7 +62,7 @@ class LocalUClip:
         model: nn.Module,
         optimizer: Optimizer,
         region: Any,
-        carry: CarryPolicy = True,
+        carry: CarryPolicy = DEFAULT,
         nonfinite: NonFinite = "skip",
         *,
         scaler: Any = None,
@@ -90,7 +90,9 @@ class LocalUClip:
         inner: NonFinite = "skip" if nonfinite == "raise" else nonfinite
         self._layout = _layout.build(optimizer.param_groups, self.regions, carry, inner)
         model = _check_model(model, self._layout.leaves)
-        self._stage = Stage(self._layout, carry, self.summary(), metrics_every, scaler)
+        traits = _foreign.traits(optimizers)
+        _foreign.warn_of_haste("LocalUClip", self.carry_policy, traits, region)
+        self._stage = Stage(self._layout, carry, self.summary(), metrics_every, scaler, traits)
         self._stepper = self._stage.stepper
         self._blamed: dict[str, int] = {}
         """What ``nonfinite_parameters()`` said at the last step, where an error has to say which are new."""
@@ -156,6 +158,14 @@ class LocalUClip:
             "A LocalUClip hangs on its model and cannot be copied or pickled. Save state_dict() or "
             "gathered_state_dict(), and make a new one for the copy."
         )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_") and "_hooks" in vars(self):
+            raise AttributeError(
+                f"{name} cannot be assigned: it would change nothing. Keep state_dict(), call remove(), make a new "
+                "LocalUClip and load the state into it: it takes the carry over."
+            )
+        super().__setattr__(name, value)
 
     def __repr__(self) -> str:
         unit = f"rank {self._rank} of {self._size}" if self._size > 1 else "each backward pass"

@@ -50,6 +50,11 @@ class TorchNamespace:
     float32 = torch.float32
 
     @staticmethod
+    def plus(x: torch.Tensor, y: torch.Tensor, factor: Any) -> torch.Tensor:
+        """The sum x + factor·y."""
+        return x + y * factor
+
+    @staticmethod
     def size(values: torch.Tensor) -> float:
         """The number of entries."""
         return float(values.numel())

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,18 +10,19 @@ import torch
 from torch import Tensor
 
 from carryclip.advice import Advice, advise
-from carryclip.regions import Norm
+from carryclip.regions import Component, Norm
+from carryclip.torch._foreign import traits
 from carryclip.torch._layout import Layout
 from carryclip.torch._shards import local
 from carryclip.torch._step import Report
 
 SAMPLED_COORDINATES = 16_384
 REMEMBERED_STEPS = 1_000
-DIVIDING = tuple(
-    getattr(torch.optim, name)
-    for name in ("Adadelta", "Adafactor", "Adagrad", "Adam", "Adamax", "AdamW", "NAdam", "RAdam", "RMSprop", "Rprop")
-)
-"""Optimizers that divide gradients by a running average of their size, or look at their signs alone."""
+STOCK = {
+    Norm: "torch.nn.utils.clip_grad_norm_(parameters, {radius})",
+    Component: "torch.nn.utils.clip_grad_value_(parameters, {radius})",
+}
+"""What clips as ``carry=False`` does."""
 
 
 class Seen(NamedTuple):
@@ -36,7 +37,9 @@ class Seen(NamedTuple):
 class Observer:
     """Remembers, for the last steps, the metrics and a fixed sample of the gradient's coordinates."""
 
-    def __init__(self) -> None:
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        # Asked now: the optimizers may be gone by the time somebody wants advice, and they are not held from here.
+        self._traits = traits(optimizers)
         self._picks: list[Tensor] = []
         self._coordinates = 0
         self._seen: deque[Seen] = deque(maxlen=REMEMBERED_STEPS)
@@ -84,8 +87,8 @@ class Observer:
             start += size
         self._seen.clear()
 
-    def advise(self, layout: Layout, step: int, optimizers: Sequence[torch.optim.Optimizer] = ()) -> Advice:
-        """Judge the remembered steps, for those who will be given the updates."""
+    def advise(self, layout: Layout, step: int) -> Advice:
+        """Judge the remembered steps."""
         skipped = [seen.skip is not None and bool(seen.skip) for seen in self._seen]
         good = [seen.data for seen, skip in zip(self._seen, skipped, strict=True) if seen.data is not None and not skip]
         return advise(
@@ -95,7 +98,8 @@ class Observer:
             layout.rules[0].region,
             step,
             coordinates=self._coordinates,
-            divides=any(isinstance(each, DIVIDING) for each in optimizers),
+            optimizer=self._traits,
+            stock=STOCK,
         )
 
 
@@ -112,6 +116,9 @@ def check_observable(layout: Layout) -> None:
             "observe=True judges one region for the whole gradient: give a single region for all groups, and a Norm "
             'without over="group" or over="tensor".'
         )
+    sizes = [value for value in vars(region).values() if not callable(value)]
+    if any(isinstance(value, (list, tuple, Mapping)) or getattr(value, "shape", ()) for value in sizes):
+        raise ValueError("observe=True judges one region for the whole gradient: give a radius that is one number.")
 
 
 def _table(rows: list[Tensor]) -> np.ndarray:

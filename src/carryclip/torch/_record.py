@@ -130,6 +130,10 @@ class Recorder:
     sqrt = _noted("sqrt")
     lerp = _noted("lerp")
 
+    def plus(self, x: Any, y: Any, factor: Any) -> Symbol:
+        """The sum x + factor·y, in one pass."""
+        return x + y if isinstance(factor, float) and factor == 1.0 else self.operation("plus", (x, y, factor))
+
     def isfinite(self, x: Any) -> Any:
         """Which entries are finite: NaN and infinity are not below infinity."""
         if x.dtype is None:
@@ -311,6 +315,8 @@ class _Writer:
         self.names[result] = place
         if line.name == "copy":
             self.code.append(f"{place}.copy_({words[0]})")
+        elif line.name == "plus":
+            self.code.append(f"torch.add({words[0]}, {words[1]}, alpha={words[2]}, out={place})")
         elif line.name == "arange":
             self.code.append(f"torch.arange({words[0]}.numel(), dtype={result.dtype}, out={place})")
         else:

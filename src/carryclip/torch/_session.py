@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import Tensor
 from torch.nn.parameter import is_lazy
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
-from carryclip.algorithm import NonFinite
+from carryclip.algorithm import NonFinite, Rule
 from carryclip.carry import CarryPolicy, check_policy
 from carryclip.diagnosis import warn_user
 from carryclip.torch import _foreign, _layout
@@ -31,7 +31,7 @@ from carryclip.torch._state import (
     take_over,
 )
 from carryclip.torch._step import Report, Stepper
-from carryclip.torch._watch import Watch, has_values
+from carryclip.torch._watch import CLIPPED, Watch, has_values
 
 
 class Session:
@@ -58,7 +58,7 @@ class Session:
         self.regions = RegionMap(region)
         self.regions.check(self.groups)
         self.carry_policy = check_policy(carry)
-        self.observer = Observer() if observe else None
+        self.observer = Observer(optimizers) if observe else None
         self.nonfinite: NonFinite = nonfinite
         self.layout = self._build()
         if observe:
@@ -82,7 +82,8 @@ class Session:
             compile=check_mode(compile),
             storage=self.storage,
         )
-        self.watch = Watch(self.ledger, self.summary(), self.carry_policy, quiet=observe)
+        self.watch = Watch(self.ledger, self.summary(), self.carry_policy, _foreign.traits(optimizers), quiet=observe)
+        self.watch.one_vector = self.layout.is_one_vector
 
     def begin(self) -> None:
         """Go on with what the optimizers' state holds, and share the scalars with their groups."""
@@ -94,7 +95,13 @@ class Session:
                     "zero. If it comes from a checkpoint, attach UClip before loading that: a distributed "
                     "checkpoint brings back only what is asked for."
                 )
+        self.warn_of_haste()
         self._link()
+
+    def warn_of_haste(self) -> None:
+        """Say at once what is known to hurt."""
+        if not self.watch.quiet and self._optimizers:
+            _foreign.warn_of_haste("UClip", self.carry_policy, self.watch.traits, self.regions.default)
 
     @property
     def optimizers(self) -> list[Optimizer]:
@@ -128,8 +135,10 @@ class Session:
         self.refresh()
         stepper, step = self.stepper, self.ledger.steps
         every = stepper.metrics_every
-        # The first step after a load is measured too, so that metrics do not stay empty.
-        inspect = every > 0 and (step % every == 0 or not self.watch.measured)
+        # The last of every so many steps, after which trainers log. Figures of ranks are here a step later.
+        late = 1 if self.layout.spread is None else 2
+        # The first step, also after a load, is measured too, so that metrics do not stay empty.
+        inspect = every > 0 and ((step + late) % every == 0 or not self.watch.measured)
         gradients = None
         if stale:
             pairs = zip(self.layout.leaves, self.layout.gradients(), strict=True)
@@ -142,6 +151,8 @@ class Session:
                 group[STEPS] = self.ledger.steps
         if report.measured is not None:
             self.watch.record(*report.measured)
+        if stepper.planner.shut:
+            self.watch.note_shut(step, stepper.planner.shut[0].region)
         return report
 
     def prepare(self) -> None:
@@ -165,22 +176,17 @@ class Session:
         signature = self._shape_of_groups()
         if len(signature) == len(self._signature) and all(map(_same, signature, self._signature)):
             return
-        old, layout = self.layout, self._build()
-        if self._partition is not None:
-            check_rules(layout.rules, self._partition)
-        _foreign.claim(self, [leaf.param for leaf in layout.leaves], watch_only=self.observer is not None)
-        self.layout, self._signature = layout, signature
-        kept = {leaf.param: leaf for leaf in layout.leaves}
-        _foreign.release(self, [leaf.param for leaf in old.leaves if leaf.param not in kept])
-        for before in old.leaves:
-            leaf = kept.get(before.param)
-            if leaf is not None:
-                was, rule = old.rules[before.rule], layout.rules[leaf.rule]
-                if averages_of(was) != averages_of(rule):
-                    drop_unused(self.stepper.home.peek(leaf.param), rule, keep_averages=False)
-        self.stepper.move(old, layout)
-        self.ledger.fit(layout, old)
-        self._link()
+        self._lay_out(self._build(), self.regions, self.carry_policy)
+
+    def change(self, region: Any, carry: CarryPolicy) -> None:
+        """Clip by another rule from now on, and keep the carry; an error comes before anything is changed."""
+        regions, policy = RegionMap(region), check_policy(carry)
+        self.refresh()
+        regions.check(self.groups)
+        layout = _layout.build(self.groups, regions, policy, self.nonfinite, self.process_group)
+        self._lay_out(layout, regions, policy)
+        self.watch.begin_anew(self.summary(), policy)
+        self.warn_of_haste()
 
     def adopt(self, optimizer: Optimizer, *, marked: bool) -> None:
         """The optimizer has loaded a checkpoint; ``marked`` if U-Clip wrote it."""
@@ -193,8 +199,9 @@ class Session:
         if marked:
             self._adopt_found(optimizer)
         else:
+            trained = self.ledger.steps > 0 or has_stepped(optimizer) or _leaves_no_trace(optimizer)
             self.ledger.reset()
-            if any(optimizer.state.values()):
+            if trained:
                 warn_user(
                     f"{self.summary()}: the checkpoint was written without U-Clip, so the carry starts from zero."
                 )
@@ -212,11 +219,38 @@ class Session:
     def _build(self) -> Layout:
         return _layout.build(self.groups, self.regions, self.carry_policy, self.nonfinite, self.process_group)
 
+    def _lay_out(self, layout: Layout, regions: RegionMap, policy: CarryPolicy) -> None:
+        """Go on with another layout, and with what is kept of the old one."""
+        if self._partition is not None:
+            check_rules(layout.rules, self._partition)
+        _foreign.claim(self, [leaf.param for leaf in layout.leaves], watch_only=self.observer is not None)
+        old, self.layout, self.regions, self.carry_policy = self.layout, layout, regions, policy
+        self._signature = self._shape_of_groups()
+        kept = {leaf.param: leaf for leaf in layout.leaves}
+        _foreign.release(self, [leaf.param for leaf in old.leaves if leaf.param not in kept])
+        for before in old.leaves:
+            leaf = kept.get(before.param)
+            if leaf is not None:
+                was, rule = old.rules[before.rule], layout.rules[leaf.rule]
+                drop_unused(self.stepper.home.peek(leaf.param), rule, keep_averages=_has_averages(was, rule))
+        self.stepper.move(old, layout)
+        memory = self.ledger.memory
+        self.ledger.fit(layout, old)
+        if not _same_vectors(old, layout):
+            self.stepper.agreement.forget()  # what ranks were still to tell of the last step is of other vectors
+        elif old.rules[0].policy.follows == layout.rules[0].policy.follows:
+            for mine, before in zip(self.ledger.memory or (), memory or (), strict=False):
+                if mine is not None:
+                    mine.copy_(before)  # of the same vectors and with the same meaning, though under another rule
+        self.watch.one_vector = layout.is_one_vector
+        self._link()
+
     def _look_around(self) -> None:
         """Find out, at the first step, who steps the optimizer; and, under DeepSpeed, whether this is a new step."""
         if not self._looked:
             self._looked = True
-            warn_of_clipping()
+            if warn_of_clipping():
+                self.watch.warned.add(CLIPPED)
             self._partition = stepping_engine(self.optimizers[0]) if len(self.optimizers) == 1 else None
             if self._partition is not None:
                 self.process_group = self._partition.group
@@ -298,6 +332,22 @@ def check_every(every: int) -> int:
     if isinstance(every, bool) or not isinstance(every, int) or every < 0:
         raise ValueError(f"metrics_every must be a whole number of steps, or 0 for never; got {every!r}.")
     return every
+
+
+def _same_vectors(old: Layout, new: Layout) -> bool:
+    """Whether both have the same table of scopes, if under other rules."""
+    names = [[name for _, name in layout.scopes] for layout in (old, new)]
+    return names[0] == names[1] and old.norms == new.norms
+
+
+def _has_averages(was: Rule, rule: Rule) -> bool:
+    """Whether one rule keeps all the averages that another needs, with the same meaning."""
+    return set(averages_of(rule).split()) <= set(averages_of(was).split())
+
+
+def _leaves_no_trace(optimizer: Optimizer) -> bool:
+    """Whether its steps leave no state, so that an empty one may come from any step."""
+    return isinstance(optimizer, SGD) and not any(group["momentum"] for group in optimizer.param_groups)
 
 
 def _same(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:

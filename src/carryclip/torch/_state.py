@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from carryclip import _checks
-from carryclip.algorithm import Buffers, Feed, Rule, find_rule
+from carryclip.algorithm import Buffers, Rule, find_rule
 from carryclip.diagnosis import warn_user
+from carryclip.policy import Memory, Policy
 from carryclip.torch._layout import Group, Layout, Leaf, Places
 from carryclip.torch._shards import local
 
@@ -24,8 +25,6 @@ AVERAGES = PREFIX + "averages"
 STEPS = PREFIX + "steps"
 SKIPPED = PREFIX + "skipped"
 DROPPED = PREFIX + "dropped"
-FEED = PREFIX + "feed"
-FEED_COUNT = PREFIX + "feed_count"
 
 KEYS = {name: PREFIX + name for name in Buffers._fields}
 
@@ -180,7 +179,7 @@ def buffers_of(entries: Entries, names: Iterable[str], param: Tensor, dtype: tor
 
 
 class Ledger:
-    """Scalars that belong to no single parameter: steps, skips, dropped mass, and the feed of each norm.
+    """Scalars that belong to no single parameter: steps, skips, dropped mass, and the policy's memory of each scope.
 
     The tensors are shared with the param groups, so that saving the optimizer saves them.
     """
@@ -194,20 +193,20 @@ class Ledger:
         self.dropped = torch.zeros((), dtype=widest, device=device)
         self.streak = torch.zeros((), dtype=torch.int64, device=device)
         """Skipped steps in a row, for the warning; not saved."""
-        self.feed: Feed | None = None
-        """The gates' memory of all norms, one entry per scope; None if the policy is not gated."""
+        self.memory: Memory | None = None
+        """What the policy remembers, one entry per scope; None if it remembers nothing."""
         self.fit(layout)
 
     def reset(self) -> None:
         """Start anew, in place."""
         self.steps = 0
-        for tensor in (self.skipped, self.dropped, self.streak, *(self.feed or ())):
+        for tensor in (self.skipped, self.dropped, self.streak, *_columns(self.memory)):
             tensor.zero_()
 
     def follow(self, other: "Ledger", *, counts: bool = True, unless: Tensor | None = None) -> None:
         """Take over what ``other`` has, unless this is true; with ``counts`` also its steps and skips."""
         pairs = [(self.dropped, other.dropped)]
-        pairs += list(zip(self.feed or (), other.feed or (), strict=True))
+        pairs += list(zip(_columns(self.memory), _columns(other.memory), strict=True))
         if counts:
             self.steps = other.steps
             pairs += [(self.skipped, other.skipped), (self.streak, other.streak)]
@@ -216,21 +215,23 @@ class Ledger:
 
     def fit(self, layout: Layout, old: Layout | None = None) -> None:
         """Make room for the scopes of ``layout``, taking over those that ``old`` had already."""
-        before, self.feed = self.feed, None
-        if layout.joint is None or not layout.joint.gates_scopes:
+        before, self.memory = self.memory, None
+        policy = layout.rules[0].policy
+        if not any(rule.remembers for rule in layout.rules):
             return
         double = any(wide(leaf.param.dtype) == torch.float64 for leaf in layout.leaves if leaf.scope >= 0)
         count = self.skipped.new_zeros(len(layout.scopes))
-        self.feed = Feed(count.to(torch.float64 if double else torch.float32), count)
-        if old is None or before is None:
+        average = count.to(torch.float64 if double else torch.float32)
+        self.memory = Memory(average, count, average.clone() if policy.noisy else None)
+        if old is None or before is None or _memory_keys(old.rules[0].policy) != _memory_keys(policy):
             return
         # Rules may have other numbers now; the same vector is the one of an equal rule with the same name.
         places: dict[Any, int] = {scope: k for k, scope in enumerate(old.scopes)}
         for k, (rule, name) in enumerate(layout.scopes):
             place = places.get((find_rule(old.rules, layout.rules[rule]), name))
             if place is not None:
-                self.feed.average[k] = before.average[place]
-                self.feed.count[k] = before.count[place]
+                for mine, theirs in zip(self.memory.known(), before.known(), strict=True):
+                    mine[k] = theirs[place]
 
     def write(self, groups: list[Group], layout: Layout, region: str) -> None:
         """Put the scalars into the param groups, where checkpoints find them."""
@@ -242,11 +243,12 @@ class Ledger:
                 continue
             rule, scopes = layout.rules[place[0]], place[1]
             group[AVERAGES] = averages_of(rule)
-            if self.feed is not None and rule.gates_scopes:
-                group.update({FEED: self.feed.average[scopes], FEED_COUNT: self.feed.count[scopes]})
+            if self.memory is not None and rule.remembers:
+                names = _memory_keys(rule.policy)
+                group.update({key: column[scopes] for key, column in zip(names, self.memory.known(), strict=True)})
 
-    def read(self, groups: list[Group], places: Places) -> bool:
-        """Take the scalars over from param groups; False if a gate's memory did not fit and starts anew."""
+    def read(self, groups: list[Group], places: Places, policy: Policy) -> bool:
+        """Take the scalars over from param groups; False if a policy's memory did not fit and starts anew."""
         fits = True
         for group, place in zip(groups, places, strict=True):
             if STEPS not in group:
@@ -254,18 +256,30 @@ class Ledger:
             self.steps = int(group[STEPS])
             self.skipped.copy_(group[SKIPPED])
             self.dropped.copy_(group[DROPPED])
-            if self.feed is None or place is None or place[1].start == place[1].stop:
+            if self.memory is None or place is None or place[1].start == place[1].stop:
                 continue
-            average, count = self.feed.average[place[1]], self.feed.count[place[1]]
-            saved = group.get(FEED)
-            if saved is not None and saved.shape == average.shape:
-                average.copy_(saved)
-                count.copy_(group[FEED_COUNT])
+            columns = [column[place[1]] for column in self.memory.known()]
+            saved = [group.get(key) for key in _memory_keys(policy)]
+            if all(found is not None and found.shape == columns[0].shape for found in saved):
+                for column, found in zip(columns, saved, strict=True):
+                    column.copy_(found)
             else:
-                average.zero_()
-                count.zero_()
-                fits = fits and saved is None
+                for column in columns:
+                    column.zero_()
+                fits = fits and saved[0] is None
         return fits
+
+
+def _columns(memory: Memory | None) -> list[Tensor]:
+    return [] if memory is None else memory.known()
+
+
+def _memory_keys(policy: Policy) -> list[str]:
+    """Under which the columns of a policy's memory are saved."""
+    if policy.follows is None:
+        return []
+    name = PREFIX + policy.follows
+    return [name, f"{name}_count", *([f"{name}_noise"] if policy.noisy else [])]
 
 
 def mend(optimizer: Optimizer, leaves: list[Leaf], storage: Storage, summary: str) -> None:
@@ -320,7 +334,7 @@ def take_over(
         for leaf in leaves:
             if leaf.rule == place[0] and (not members or id(leaf.param) in members):
                 drop_unused(home.peek(leaf.param), rule, keep_averages=same)
-    kept = ledger.read(groups, places) and kept
+    kept = ledger.read(groups, places, layout.rules[0].policy) and kept
     if saved != now:
         warn_user(
             f"The optimizer's state was written with {saved}, but this run clips with {now}. The carry is "

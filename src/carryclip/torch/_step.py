@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from carryclip.algorithm import Feed, Scaling, Sums, unit_of
+from carryclip.algorithm import unit_of
 from carryclip.diagnosis import LAST_STEP
+from carryclip.policy import Memory, Scaling, Sums
 from carryclip.scopes import NO_SCOPE, Figures, Totals, decide_all, figures, finished, metrics, per_scope, totals
 from carryclip.torch._agree import Aftermath, Agreement, Seen
 from carryclip.torch._bundles import Bundle, Plan, Planner, Sizes, Tuning
@@ -119,8 +120,8 @@ class Stepper:
             ledger.steps += 1
             return Report(None, None)
         seen = self._measure(turn)
-        found = None if layout.joint is None else _totals(turn, seen)
-        talks = self.metrics_every > 0 or layout.rejects or layout.joint is not None
+        found = _totals(turn, seen) if layout.scopes else None
+        talks = self.metrics_every > 0 or layout.rejects or found is not None
         open_up = partial(self.planner.open_to_read, self.home, layout)
         how = {"step": turn.step, "host": turn.host, "device": turn.device, "talks": talks}
         skip, found = self.agreement.skip(layout, gradients, seen, found, found_inf, open_up, **how)
@@ -131,7 +132,7 @@ class Stepper:
         else:
             doubt = None if turn.host else skip
             radius, scaling = self._decide(turn, found, doubt)
-            told = self._apply(turn, scaling, doubt)
+            told = self._apply(turn, found, scaling, doubt)
             _count_up(turn.bundles, doubt)
             after = self._aftermath(turn, told, scaling, radius, skip)
         self._count(skip, host=turn.host)
@@ -187,36 +188,43 @@ class Stepper:
             if not own:
                 continue
             clear = False
-            if bundle.scope >= 0:
+            if bundle.rule.region.joint:
                 bundle.unit = unit_of(turn.sizes[bundle.number][0])
                 clear = turn.host and self._is_clear(bundle.scope)
+            bundle.sizes = turn.sizes[bundle.number]
             sums = bundle.kernel.measure(bundle, own, clear=clear, inspect=turn.inspect)
-            if turn.host and isinstance(sums.bad, Tensor):
-                sums = Sums(bool(sums.bad.any()), *(None if x is None else x.item() for x in sums[1:]))
+            if turn.host and (isinstance(sums.bad, Tensor) or isinstance(sums.total_sq, Tensor)):
+                bad = bool(sums.bad.any()) if isinstance(sums.bad, Tensor) else sums.bad
+                sums = Sums(bad, *(None if x is None else x.item() for x in sums[1:]))
             seen.append((bundle, sums))
         return seen
 
     def _decide(self, turn: Turn, found: Totals | None, skip: Tensor | None) -> tuple[Any, Scaling | None]:
-        """(radius of each scope, its scaling); the gates' memory moves on."""
-        rule, feed = turn.layout.joint, self.ledger.feed
-        if found is None or rule is None:
+        """(radius of each scope, its scaling); the policy's memory moves on."""
+        rules, memory = turn.layout.scope_rules, self.ledger.memory
+        if found is None:
             return None, None
-        radii = [turn.sizes[number][0] for number, _ in turn.layout.scopes]
+        # What is clipped coordinate by coordinate has no radius of its own, and needs none here.
+        radii = [turn.sizes[k][0] if turn.layout.rules[k].region.joint else 1.0 for k, _ in turn.layout.scopes]
         if not turn.host:
             radius = per_scope(xp, radii, found.sums.total_sq)
-            scaling, moved = decide_all(xp, rule, found, radius, feed, skip)
-            for old, new in zip(feed or (), moved or (), strict=True):
-                old.copy_(new)
+            scaling, moved = decide_all(xp, rules, found, radius, memory, skip, found.sums.total_sq)
+            if memory is not None and moved is not None:
+                torch._foreach_copy_(memory.known(), moved.known())
             return radius, scaling
         radius = per_scope(host_xp, radii, np.float64)
-        known = None if feed is None else Feed(*(x.numpy() for x in feed))
+        known = None
+        if memory is not None:
+            noise = None if memory.noise is None else memory.noise.numpy()
+            known = Memory(memory.average.numpy(), memory.count.numpy(), noise)
         with np.errstate(all="ignore"):
-            scaling, moved = decide_all(host_xp, rule, found, radius, known, None)
-        for old, new in zip(known or (), moved or (), strict=True):
-            np.copyto(old, new)
+            scaling, moved = decide_all(host_xp, rules, found, radius, known, None, np.float64)
+        if known is not None and moved is not None:
+            for old, new in zip(known.known(), moved.known(), strict=True):
+                np.copyto(old, new)
         return radius, scaling
 
-    def _apply(self, turn: Turn, scaling: Scaling | None, skip: Tensor | None) -> list[Told]:
+    def _apply(self, turn: Turn, found: Totals | None, scaling: Scaling | None, skip: Tensor | None) -> list[Told]:
         """Write all bundles."""
         told: list[Told] = []
         inside: dict[int, list[Bundle]] = {}
@@ -226,14 +234,18 @@ class Stepper:
                 told.append(Told())
                 continue
             mine = call._replace(sizes=turn.sizes[bundle.number])
-            if bundle.scope != NO_SCOPE and scaling is not None:
+            if bundle.scope != NO_SCOPE and scaling is not None and not bundle.rule.region.joint:
+                mine = mine._replace(scaling=_own(scaling, bundle, own[0].device, host=turn.host))
+            elif bundle.scope != NO_SCOPE and scaling is not None:
                 # NaN, under "propagate", is above nothing and yet leaves nothing as it was.
-                within = turn.host and scaling.scale[bundle.scope] == 1.0
+                within = turn.host and _within(scaling, bundle)
                 if within and not turn.inspect and self._stays(bundle):
                     told.append(Told())
                     continue
                 self._clear.pop(bundle.scope, None)
-                if within:
+                # The paper's rule has paid all by now; one that mixes has nothing to pay if there was nothing.
+                empty = found is None or not bundle.rule.policy.mixes or found.sums.carry_sq[bundle.scope] == 0.0
+                if within and empty:
                     inside.setdefault(bundle.scope, []).append(bundle)
                 mine = mine._replace(scaling=_own(scaling, bundle, own[0].device, host=turn.host))
             told.append(bundle.kernel.apply(bundle, own, mine))
@@ -321,7 +333,7 @@ class Stepper:
         if turn.host:
             diagnosed = [(bundle, each._make([_number(x) for x in each])) for bundle, each in diagnosed]
         clipped = None if scaling is None else scaling.clipped
-        where = [bundle.scope for bundle, _ in diagnosed]
+        where = [bundle.scope if bundle.rule.region.joint else NO_SCOPE for bundle, _ in diagnosed]
         own = turn.layout.own
         with np.errstate(all="ignore"):
             found = figures(space, [d for _, d in diagnosed], where, len(own), like, radius, clipped)
@@ -381,25 +393,35 @@ def _totals(turn: Turn, seen: Seen) -> Totals:
     present = None
     if not all(plan.held) or (layout.spread is not None and layout.spread.whole):
         present = np.array(plan.held) if turn.host else constant(plan.held, turn.device, torch.bool)
-    gated = layout.joint is not None and layout.joint.gates_scopes
-    sums = [each for _, each in own] or [Sums(None, 0.0, *((0.0, 0.0) if gated else ()))]
-    where = [bundle.scope for bundle, _ in own] or [0]
-    units = [unit_of(turn.sizes[rule][0]) for rule, _ in layout.scopes]
-    how = {"present": present, "rounding": plan.rounding, "units": units}
-    return totals(host_xp if turn.host else xp, sums, where, len(layout.scopes), like, **how)
+    sums = [each for _, each in own]
+    where = [bundle.scope for bundle, _ in own]
+    units = [unit_of(turn.sizes[k][0]) if layout.rules[k].region.joint else 1.0 for k, _ in layout.scopes]
+    how = {"present": present, "rounding": plan.rounding, "units": units, "names": layout.measures}
+    return totals(host_xp if turn.host else xp, sums, where, layout.scope_rules, like, **how)
+
+
+def _within(scaling: Scaling, bundle: Bundle) -> bool:
+    """Whether a vector is inside its radius as a whole, and neither it nor a carry of 0 would change."""
+    scope, policy = bundle.scope, bundle.rule.policy
+    if not policy.mixes:
+        return scaling.scale[scope] == 1.0
+    usual = scaling.taken if isinstance(scaling.taken, float) else scaling.taken[scope]
+    return scaling.scale[scope] == 1.0 and scaling.base[scope] == 1.0 and usual == policy.idle
 
 
 def _own(scaling: Scaling, bundle: Bundle, device: torch.device, *, host: bool) -> Scaling:
     """The scalars of one scope, where they are needed and in that precision."""
-    scope, keep = bundle.scope, scaling.keep
-    if not host:
-        place = {"device": device, "dtype": bundle.dtype, "non_blocking": True}
-        kept = keep[scope].to(**place) if isinstance(keep, Tensor) else keep
-        return Scaling(scaling.scale[scope].to(**place), kept)
+    scope, found = bundle.scope, []
     kind = np.float64 if bundle.dtype == torch.float64 else np.float32
-    if isinstance(keep, np.ndarray):
-        keep = float(kind(keep[scope]))
-    return Scaling(float(kind(scaling.scale[scope])), keep)
+    scale, keep, _, _, *mixed = scaling
+    for values in (scale, keep, None, None, *mixed):  # one loop and no function: this is called for each bundle
+        if isinstance(values, np.ndarray):
+            found.append(float(kind(values[scope])))
+        elif isinstance(values, Tensor):
+            found.append(values[scope].to(device=device, dtype=bundle.dtype, non_blocking=True))
+        else:
+            found.append(values)
+    return Scaling(*found)
 
 
 def _number(value: Any) -> float:

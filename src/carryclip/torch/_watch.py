@@ -12,13 +12,28 @@ import torch
 from torch import Tensor
 
 from carryclip.carry import CarryPolicy, policy_of
-from carryclip.diagnosis import FEED_MEMORY, LAST_STEP, RUNNING, dangers, warn_user
+from carryclip.diagnosis import (
+    LAST_STEP,
+    NORMS_REMEMBERED,
+    RUNNING,
+    Course,
+    clipped_before,
+    dangers,
+    followed,
+    warn_user,
+)
+from carryclip.groups import describe
+from carryclip.judgement import Traits
+from carryclip.regions import Region
+from carryclip.torch._namespace import xp
 from carryclip.torch._state import Ledger
 
 COPY_EVERY = 10
 """Measured steps between two copies to the host."""
-_UNNAMED = ("streak", "feed", "weight", "step")
-"""What the vector holds beside the metrics: for the warnings, and which step was measured."""
+_UNNAMED = ("streak", *Course._fields, "step")
+"""What the vector holds beside the metrics: for the warnings, and which step was measured. Gradient norms follow."""
+CLIPPED = "clipped before"
+"""Kind of the warning that gradients arrive clipped."""
 
 
 class Metrics(Mapping[str, float]):
@@ -40,7 +55,7 @@ class Metrics(Mapping[str, float]):
     def _fetched(self) -> dict[str, float]:
         if self._values is None:
             values = self._vector.tolist()
-            self._values = dict(zip((*LAST_STEP, *RUNNING, *_UNNAMED), values, strict=True))
+            self._values = _named(values)[0]
             if self._watch is not None:
                 self._watch.check(values)
         return self._values
@@ -61,6 +76,12 @@ class Metrics(Mapping[str, float]):
         return f"Metrics(step={self.step}, {inside})"
 
 
+def _named(values: list[float]) -> tuple[dict[str, float], list[float]]:
+    """The figures of a vector by name, and the gradient norms after them."""
+    names = (*LAST_STEP, *RUNNING, *_UNNAMED)
+    return dict(zip(names, values, strict=False)), values[len(names) :]
+
+
 def has_values(vector: Tensor) -> bool:
     """False for traced, fake and meta tensors."""
     return type(vector) is Tensor and not vector.is_meta
@@ -69,54 +90,68 @@ def has_values(vector: Tensor) -> bool:
 class Watch:
     """Keeps the last measured vector, and warns once of each danger."""
 
-    def __init__(self, ledger: Ledger, where: str, carry: CarryPolicy, *, quiet: bool) -> None:
+    def __init__(self, ledger: Ledger, where: str, carry: CarryPolicy, traits: Traits, *, quiet: bool) -> None:
         self.ledger = ledger
         self.where = where
         self.quiet = quiet
-        self.bounded = policy_of(carry).bounded
+        self.policy = policy_of(carry)
+        self.traits = traits
+        self.one_vector = False
+        """Whether a single norm is clipped, so that ``radius_norm`` is its radius."""
         self.warned: set[str] = set()
+        self._shut_at = -2
+        """The last step at which a schedule gave a radius of 0."""
         self.reset()
 
     def reset(self) -> None:
-        """Forget what was measured, because a checkpoint was loaded."""
+        """Forget what was measured, because a checkpoint was loaded or the rule has changed."""
         self.measured = False
         """Whether a step was measured, skipped or not."""
         self._last: Tensor | None = None
         """The metrics of the last step that was measured and counted, and its number."""
-        self._feed: Tensor | None = None
-        """Exponential averages of the feed and of 1; their quotient is free of the bias toward the first zeros."""
+        self._course: Tensor | None = None
+        """``Course``, as a vector."""
+        self._norms: Tensor | None = None
+        """The gradient norms measured last; NaN where there is none."""
         self._measured = 0
         self._mail: tuple[Tensor, Any] | None = None
+
+    def begin_anew(self, where: str, carry: CarryPolicy) -> None:
+        """The rule is another one, of which everything is to be said again but who clips before it."""
+        self.where, self.policy = where, policy_of(carry)
+        self.warned &= {CLIPPED}
+        self.reset()
 
     def record(self, vector: Tensor, skip: Tensor | None, step: int) -> None:
         """Take in a measured step; a skipped one leaves the figures of the one before."""
         if skip is not None and skip.is_cpu and has_values(skip) and bool(skip):
             return
-        last, feed = self._figures()
+        last, course, norms = self._figures()
         vector = torch.cat([vector.to(last.dtype), torch.full_like(last[:1], step)])
-        fed = torch.stack([vector[LAST_STEP.index("carry_feed")], torch.ones_like(vector[0])])
-        moved = FEED_MEMORY * feed + (1.0 - FEED_MEMORY) * fed
+        moved = followed(xp, course, last, vector)
         self._last = vector if skip is None else torch.where(skip, last, vector)
-        self._feed = moved if skip is None else torch.where(skip, feed, moved)
+        self._course = moved if skip is None else torch.where(skip, course, moved)
+        norm = vector[:1] if skip is None else torch.where(skip, math.nan, vector[:1])
+        self._norms = torch.cat([norms[1:], norm])
         self.measured = True
         self._measured += 1
         self._collect()
 
-    def _figures(self) -> tuple[Tensor, Tensor]:
-        """(metrics and number of the last measured step, averages of the feed), NaN and 0 before the first."""
-        if self._last is not None and self._feed is not None:
-            return self._last, self._feed
+    def _figures(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(metrics and number of the last measured step, the carry's course, norms); NaN and 0 before the first."""
+        if self._last is not None and self._course is not None and self._norms is not None:
+            return self._last, self._course, self._norms
         dropped = self.ledger.dropped
         last = torch.full((len(LAST_STEP) + 1,), math.nan, device=dropped.device, dtype=dropped.dtype)
         last[-1] = -1.0
-        return last, torch.zeros_like(last[:2])
+        return last, torch.zeros_like(last[: len(Course._fields)]), dropped.new_full((NORMS_REMEMBERED,), math.nan)
 
     def vector(self) -> Tensor:
-        """Metrics, then the figures only the warnings use, then the step; a new tensor on the device."""
+        """Metrics, then the figures only the warnings use, the step, and gradient norms; a new tensor on the device."""
         ledger = self.ledger
-        last, feed = self._figures()
-        extra = [ledger.skipped, ledger.dropped, ledger.streak, *feed]
-        return torch.cat([last[:-1], torch.stack([x.to(last.dtype) for x in extra]), last[-1:]])
+        last, course, norms = self._figures()
+        extra = [ledger.skipped, ledger.dropped, ledger.streak, *course]
+        return torch.cat([last[:-1], torch.stack([x.to(last.dtype) for x in extra]), last[-1:], norms])
 
     def metrics(self) -> Metrics:
         """A snapshot; it waits for the device only when a number is used."""
@@ -144,11 +179,34 @@ class Watch:
         """Warn of what the figures show; each warning comes once."""
         if self.quiet:
             return
-        named = dict(zip((*LAST_STEP, *RUNNING, *_UNNAMED), values, strict=True))
-        carried = 0.0 if self.bounded else named["carry_ratio"]
+        named, norms = _named(values)
+        course = Course(*(named[name] for name in Course._fields))
+        how = {"unbounded": not self.policy.bounded, "smooth": self.traits.smooths}
         look = "clipper.nonfinite_parameters() names the parameters"
-        for kind, message in dangers(carried, named["feed"], named["weight"], named["streak"], look):
+        for kind, message in dangers(
+            named["carry_ratio"], course, named["streak"], look=look, optimizer=self.traits.in_words(), **how
+        ):
             self.warn(kind, message)
+        limit = clipped_before(norms, named["radius_norm"] if self.one_vector else None)
+        if limit is not None:
+            lost = "never reaches the carry" if self.policy.carries else "is lost before this clipper sees it"
+            self.warn(
+                CLIPPED,
+                f"gradients arrive already clipped to a norm of {limit:g}, and what was cut there {lost}. Delete the "
+                "clip_grad_norm_ call in the training loop, or set the trainer's max_grad_norm to 0.",
+            )
+
+    def note_shut(self, step: int, region: Region) -> None:
+        """A schedule gives a radius of 0 at this step; one such step alone may be meant, as where a warm-up begins."""
+        if step == self._shut_at + 1 and not self.quiet:
+            fate = "is lost" if self.policy.bounded else "waits in the carry"
+            self.warn(
+                "shut",
+                f"the radius of {describe(region)} is 0 since step {self._shut_at}: every update is 0, and what is cut "
+                f"{fate}. End the schedule at a small positive radius, or call clipper.remove() where clipping is to "
+                "end.",
+            )
+        self._shut_at = step
 
     def warn(self, kind: str, message: str) -> None:
         """Issue a warning of this kind unless it was given before."""

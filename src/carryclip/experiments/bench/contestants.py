@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from carryclip import EWMA, Adaptive, Component, Gated, Norm, Welford
+from carryclip import EWMA, Adaptive, Component, Drip, Gated, Norm, Shrunk, Welford
 from carryclip.torch import UClip
 from carryclip.torch._bundles import Tuning
 
@@ -49,7 +49,7 @@ def optimizers() -> dict[str, Make]:
 
 
 def modes(compile: bool) -> dict[str, Make]:
-    """U-Clip in its modes, all with metrics off but where they are named."""
+    """U-Clip in its modes: with the full carry and metrics off but where they are named."""
     word = "compiled" if compile else "eager"
     table: dict[str, tuple[Any, dict[str, Any]]] = {
         "Component": (Component(COMPONENT_RADIUS), {}),
@@ -60,6 +60,8 @@ def modes(compile: bool) -> dict[str, Make]:
         "Norm": (None, {}),
         "Norm, metrics every 10": (None, {"metrics_every": 10}),
         "Norm, Gated": (None, {"carry": Gated()}),
+        "Norm, Drip": (None, {"carry": Drip()}),
+        "Norm, Shrunk": (None, {"carry": Shrunk()}),
         "Norm, no carry": (None, {"carry": False}),
         "Norm, inside its radius": (Norm(1e9), {}),
         "Adaptive EWMA": (Adaptive(mean=1, std=1, moments=EWMA()), {}),
@@ -87,7 +89,7 @@ def _half_norm(params: list[Tensor]) -> float:
 def _uclip(region: Any, compile: bool, options: dict[str, Any]) -> Make:
     def make(params: list[Tensor]) -> Entry:
         own = Norm(_half_norm(params)) if region is None else region
-        settings: dict[str, Any] = {"metrics_every": 0, "compile": compile} | options
+        settings: dict[str, Any] = {"carry": True, "metrics_every": 0, "compile": compile} | options
         clipper = UClip(params, own, **settings)
 
         def held() -> int:

@@ -11,18 +11,21 @@ def transformations() -> dict[str, Callable[[float], Any]]:
     """From the norm's radius to a transformation."""
     import optax
 
-    from carryclip import EWMA, Adaptive, Component, Norm
+    from carryclip import EWMA, Adaptive, Component, Norm, Shrunk
     from carryclip.experiments.bench.contestants import COMPONENT_RADIUS
     from carryclip.optax import uclip
 
     return {
         "optax.clip": lambda radius: optax.clip(COMPONENT_RADIUS),
         "optax.clip_by_global_norm": lambda radius: optax.clip_by_global_norm(radius),
-        "uclip Component": lambda radius: uclip(Component(COMPONENT_RADIUS)),
-        "uclip Component, propagate": lambda radius: uclip(Component(COMPONENT_RADIUS), nonfinite="propagate"),
-        "uclip Norm": lambda radius: uclip(Norm(radius)),
-        "uclip Norm, propagate": lambda radius: uclip(Norm(radius), nonfinite="propagate"),
-        "uclip Adaptive EWMA": lambda radius: uclip(Adaptive(mean=1, std=1, moments=EWMA())),
+        "uclip Component": lambda radius: uclip(Component(COMPONENT_RADIUS), carry=True),
+        "uclip Component, propagate": lambda radius: uclip(
+            Component(COMPONENT_RADIUS), carry=True, nonfinite="propagate"
+        ),
+        "uclip Norm": lambda radius: uclip(Norm(radius), carry=True),
+        "uclip Norm, Shrunk": lambda radius: uclip(Norm(radius), Shrunk()),
+        "uclip Norm, propagate": lambda radius: uclip(Norm(radius), carry=True, nonfinite="propagate"),
+        "uclip Adaptive EWMA": lambda radius: uclip(Adaptive(mean=1, std=1, moments=EWMA()), carry=True),
         "adamw update": lambda radius: optax.adamw(1e-3),
     }
 

@@ -37,7 +37,7 @@ CLIPPING: dict[str, Any] = {
 
 
 def loop(model: str, method: str) -> Callable[[], Any]:
-    """One training step: forward, backward, clipping, AdamW; U-Clip with its default of metrics every 10 steps."""
+    """One training step: forward, backward, clipping, AdamW; U-Clip as it is by default."""
     torch.manual_seed(0)
     net, inputs, targets = LOOPS[model]()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)

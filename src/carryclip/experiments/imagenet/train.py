@@ -21,7 +21,16 @@ from carryclip.experiments.imagenet.images import MEAN, STD
 from carryclip.experiments.imagenet.resnet import ResNet, Statistics
 from carryclip.experiments.imagenet.schedule import rate, steps_of
 from carryclip.experiments.imagenet.stream import Batch, Cut, Order, Reader, evaluation, training
-from carryclip.experiments.methods import Samples, attach, gradient_norm, optimizer_of, own_state, sampling, unwarned
+from carryclip.experiments.methods import (
+    Samples,
+    attach,
+    gradient_norm,
+    measure_next,
+    optimizer_of,
+    own_state,
+    sampling,
+    unwarned,
+)
 from carryclip.experiments.recipes import NETS
 from carryclip.experiments.records import End, Epoch, Progress, StoppedError
 from carryclip.experiments.spec import Spec
@@ -93,6 +102,7 @@ class Run:
             self.sums += torch.stack((loss.detach(), right))
         self._add_decay()
         norm = gradient_norm(self.net.parameters()) if number % self.every == 0 else None
+        measure_next(self.clipper, wanted=norm is not None)
         for group in self.optimizer.param_groups:
             group["lr"] = rate(spec, number)
         self.optimizer.step()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from carryclip.experiments import checkpoints
-from carryclip.experiments.methods import Samples, attach, gradient_norm, optimizer_of, sampling, unwarned
+from carryclip.experiments.methods import Samples, attach, gradient_norm, measure_next, optimizer_of, sampling, unwarned
 from carryclip.experiments.records import End, Epoch
 from carryclip.experiments.spec import Spec
 from carryclip.experiments.trials import classify, known, text
@@ -106,6 +106,7 @@ def _epoch(spec: Spec, trial: Trial, run: checkpoints.Run) -> Epoch:
             loss.backward()
             total += loss.detach()
             norm = gradient_norm(net.parameters()) if step % every == 0 else None
+            measure_next(run.clipper, wanted=norm is not None)
             for group in optimizer.param_groups:
                 group["lr"] = spec.lr * trial.rate(step)
             if held is not None:

@@ -13,7 +13,7 @@
 | regret through the shadow (sharper) | ``shadow_regret``, ``sharp_convergence`` |
 | norm clipping (open in the paper) | ``norm_carry_tail``, ``norm_carry_quantile``, ``norm_carry_mean`` |
 | U-Sign and ``Leaky`` | ``sign_carry_bound``, ``sign_carry_average``, ``leak_bias`` |
-| ``Gated`` | ``gated_carry_bound``, ``gate_shut``, ``gated_bias`` |
+| ``Gated`` | ``gated_carry_bound``, ``gated_growth_steps``, ``gate_open``, ``gate_shut``, ``gated_bias`` |
 
 Those of the paper take ``form="printed"`` (its formula as it stands) or ``"corrected"`` (default). Arguments may be
 arrays and broadcast. Outside a bound's conditions ``OutsideConditionsError`` names the condition.
@@ -28,7 +28,7 @@ from carryclip.theory.bounds._carry import (
     corollary_tail,
 )
 from carryclip.theory.bounds._conditions import Form, OutsideConditionsError
-from carryclip.theory.bounds._gate import gate_shut, gated_bias, gated_carry_bound
+from carryclip.theory.bounds._gate import gate_open, gate_shut, gated_bias, gated_carry_bound, gated_growth_steps
 from carryclip.theory.bounds._moment import (
     leak_bias,
     second_moment_average,
@@ -68,9 +68,11 @@ __all__ = [
     "convergence",
     "corollary_quantile",
     "corollary_tail",
+    "gate_open",
     "gate_shut",
     "gated_bias",
     "gated_carry_bound",
+    "gated_growth_steps",
     "leak_bias",
     "lundberg_mean",
     "lundberg_quantile",

@@ -1,6 +1,6 @@
 """Which carry policy is safe with every optimizer, and which of those wins most back: the trials behind the default.
 
-    python benchmarks/carries.py                          # all trials, about an hour on two cores; --list shows them
+    python benchmarks/carries.py                          # all trials, about 80 minutes on two cores; --list shows them
     python benchmarks/carries.py --only digits amounts    # some of them
     python benchmarks/carries.py --show                   # only judge what has run, and print the tables
     python benchmarks/carries.py --write                  # put them into docs/carry.md
@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from carryclip import CarryClipWarning, Drip, Gated, Norm, Shrunk
+from carryclip import CarryClipWarning, Component, Drip, Gated, Norm, Shrunk
 from carryclip.torch import UClip
 
 RESULTS = Path(__file__).with_name("carries.json")
@@ -89,6 +89,13 @@ class Trial:
     """Large gradients are noise alone: the one place where a policy may lose to plain clipping."""
     cosine: bool = False
     """The learning rate falls to a tenth along a cosine."""
+    coordinates: bool = False
+    """Each coordinate is clipped to the radius, instead of the norm of all."""
+
+    @property
+    def region(self) -> Norm | Component:
+        """What gradients are clipped to."""
+        return Component(self.radius) if self.coordinates else Norm(self.radius)
 
 
 # ---------------------------------------------------------------------------------------------------- digits
@@ -304,6 +311,23 @@ TRIALS: dict[str, Trial] = {
     "language, radius 1": Trial(language, 400, 1.0, _LANGUAGE, 0.01, "nats", cosine=True),
     "language, radius 0.25": Trial(language, 400, 0.25, _LANGUAGE, 0.01, "nats", cosine=True),
     "language, radius 0.1": Trial(language, 400, 0.1, _LANGUAGE, 0.01, "nats", cosine=True),
+    # The same by coordinates. The radii cut about as much as those of the norms: 1/sqrt(weights) of these, times a few.
+    "digits by coordinates": Trial(digits, 1000, 0.01, _DIGITS, 0.005, "balanced error", coordinates=True),
+    "spike by coordinates": Trial(
+        _made(digits, spike=800), 1000, 0.01, _DIGITS, 0.01, "balanced error", coordinates=True
+    ),
+    "amounts by coordinates": Trial(
+        amounts, 2000, 0.03, _AMOUNTS, 0.01, "relative RMSE", skewed=True, cosine=True, coordinates=True
+    ),
+    "symmetric by coordinates": Trial(
+        _made(amounts, law="symmetric"), 2000, 0.03, _AMOUNTS, 0.01, "relative RMSE", cosine=True, coordinates=True
+    ),
+    "skewed line by coordinates": Trial(
+        _made(line, law="skewed"), 2000, 0.3, _SMALL, 0.01, "distance", skewed=True, coordinates=True
+    ),
+    "heavy line by coordinates": Trial(
+        _made(line, law="heavy"), 2000, 0.3, _SMALL, 0.01, "distance", robust=True, coordinates=True
+    ),
 }
 
 
@@ -323,7 +347,7 @@ def run(trial: str, optimizer: str, rate: float, method: str, seed: int) -> dict
     if METHODS[method] is not None:
         with warnings.catch_warnings():  # some of these are what carryclip warns of
             warnings.simplefilter("ignore", CarryClipWarning)
-            UClip(base, Norm(setting.radius), carry=METHODS[method], metrics_every=0)
+            UClip(base, setting.region, carry=METHODS[method], metrics_every=0)
     problem.net.train()
     for step in range(setting.steps):
         if setting.cosine:

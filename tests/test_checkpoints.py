@@ -360,7 +360,8 @@ def test_averages_of_another_meaning_start_anew(change, attach_first):
         else:
             fresh.load_state_dict(saved)
             clipper = UClip(fresh, new, carry=new_carry)
-    assert ["state was written with" in str(w.message) for w in caught] == [True]
+    told = [str(w.message) for w in caught if "often trains far worse" not in str(w.message)]
+    assert ["state was written with" in message for message in told] == [True]
     entries = fresh.state[other[0].weight]
     assert [key for key in entries if key.startswith("uclip_")] == (["uclip_carry"] if new_carry is not False else [])
     if new_carry is not False:

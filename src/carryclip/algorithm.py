@@ -73,8 +73,7 @@ class Rule:
         if not self.region.joint:
             if not self.has_scope:
                 return ()
-            squares = ("total_sq", "carry_sq", "dot", "cut_sq") if self.policy.noisy else ()
-            return (*squares, "left", "present")
+            return ("total_sq", "carry_sq", "dot", "cut_sq") if self.policy.noisy else ("total_sq", "dot")
         apart = self.policy.gated or self.policy.mixes
         return ("total_sq", "carry_sq", "dot") if apart else ("total_sq",)
 
@@ -197,28 +196,21 @@ def _measure_coordinates(
     if not rule.has_scope:
         return Sums(bad)
     raw = _sanitized(xp, rule, gradient, dtype)
+    raw = raw if tame else fit_for_squares(xp, raw)
     wide = _widened(xp, buffers, dtype)
     if clock is None:
         clock = age(xp, rule, buffers.count, dtype)
     if rule.region.counts_current:
-        wide = _sampled(xp, rule, raw if tame else fit_for_squares(xp, raw), wide, clock)
+        wide = _sampled(xp, rule, raw, wide, clock)
     radius, centre = _radius(xp, rule, wide, clock, sizes, gradient.dtype, dtype)
-    # inner() adds up in whatever way a backend does it, and lanes of runs side by side each by itself.
-    there = raw != 0.0
-    parts = rule.region.project(xp, raw, radius, centre) / xp.where(there, raw, 1.0)
-    there = xp.astype(there, dtype)
-    found = Sums(bad, left=xp.inner(xp.clip(parts, 0.0, 1.0), there), present=xp.inner(there, there))
+    if rule.policy.reach < math.inf:
+        limit = held(xp, rule.policy.reach * radius, dtype)
+        raw = xp.clip(raw, -limit, limit)
+    cut = raw - rule.region.project(xp, raw, radius, centre)
+    found = Sums(bad, xp.inner(raw, raw), dot=xp.inner(raw, cut))
     if not rule.policy.noisy:
         return found
-    limit = held(xp, rule.policy.reach * radius, dtype)
-    raw = xp.clip(raw if tame else fit_for_squares(xp, raw), -limit, limit)
-    cut = raw - rule.region.project(xp, raw, radius, centre)
-    return found._replace(
-        total_sq=xp.inner(raw, raw),
-        dot=xp.inner(raw, cut),
-        carry_sq=xp.inner(wide.carry, wide.carry),
-        cut_sq=xp.inner(cut, cut),
-    )
+    return found._replace(carry_sq=xp.inner(wide.carry, wide.carry), cut_sq=xp.inner(cut, cut))
 
 
 def _sampled(xp: Any, rule: Rule, sample: Any, buffers: Buffers, clock: Age) -> Buffers:

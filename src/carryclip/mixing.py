@@ -42,13 +42,9 @@ def _usual(xp: Any, decay: float, memory: Memory, factor: Any) -> tuple[Any, Mem
 
 
 def _factor(xp: Any, sums: Sums) -> Any:
-    """What plain clipping, coordinate by coordinate, leaves on average of those that are not 0; 1 if unknown.
-
-    It is the mean of the coordinates' own factors, as ``usual`` is that of a norm's. By their squares, or by their
-    sizes, a few huge ones would speak for all, and what is usual would come out far too small.
-    """
-    known = (sums.present > 0.0) & xp.isfinite(sums.left)
-    return xp.where(known, xp.clip(sums.left / xp.where(known, sums.present, 1.0), 0.0, 1.0), 1.0)
+    """The factor by which plain clipping, coordinate by coordinate, comes nearest to a mere scaling; 1 if unknown."""
+    known = (sums.total_sq > 0.0) & xp.isfinite(sums.total_sq)
+    return xp.where(known, xp.clip(1.0 - sums.dot / xp.where(known, sums.total_sq, 1.0), 0.0, 1.0), 1.0)
 
 
 @dataclass(frozen=True)
@@ -90,6 +86,11 @@ class Drip(Policy):
     def radii(self) -> float:
         """The largest carry, in radii."""
         return 1.0 / self.rate if self.cap is None else self.cap
+
+    @property
+    def reach(self) -> float:  # type: ignore[override]
+        """As much as can be owed."""
+        return self.radii
 
     @property
     def mixes(self) -> bool:  # type: ignore[override]

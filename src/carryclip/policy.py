@@ -16,14 +16,6 @@ class Sums(NamedTuple):
     """<g, carry> under a norm; of what is clipped coordinate by coordinate <g, g - clip(g)>."""
     cut_sq: Any = None
     """Of g - clip(g), coordinate by coordinate."""
-    left: Any = None
-    """Of clip(g)/g over the coordinates that are not 0: the parts that plain clipping leaves."""
-    present: Any = None
-    """How many such coordinates there are."""
-
-    def first(self) -> Any:
-        """A sum that was made, whichever it is: it shows where sums are, and of what type."""
-        return next(column for column in self[1:] if column is not None)
 
 
 class Memory(NamedTuple):
@@ -123,7 +115,7 @@ class Policy:
     """True if its gate is closed while the average feed is at or above ``threshold``."""
     threshold: Any
     reach: ClassVar[Any] = math.inf
-    """How many radii of a coordinate count in sums of squares: what one spike may do is bounded."""
+    """How many radii of a coordinate count, where coordinates are summed up: what one spike may do is bounded."""
     idle: ClassVar[float] = 1.0
     """What ``Scaling.taken`` is where nothing is ever clipped, so that a carry of 0 stays 0."""
     mixes: ClassVar[Any] = False

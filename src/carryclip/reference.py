@@ -237,20 +237,24 @@ class UClip:
                 self.moments[i].add(region.moments, clean[i])
             gamma[i], centre[i] = self._radius(region, i, clean[i], self.moments[i], t)
             base[i] = _into(region, clean[i], gamma[i], centre[i])
-        parts = [base[i].astype(np.float64)[clean[i] != 0] / clean[i][clean[i] != 0] for i in members]
-        count, left = sum(part.size for part in parts), sum(float(np.sum(np.clip(part, 0.0, 1.0))) for part in parts)
-        usual = self._usual(key, left / count if count and math.isfinite(left) else 1.0)
+        # What counts of a coordinate is bounded, so that one spike does not speak for all.
+        reach = self._cap() if isinstance(self.policy, Drip) else self.policy.memory
+        wide, near = {}, {}
+        for i in members:
+            limit = reach * gamma[i].astype(np.float64) if reach < math.inf else np.inf
+            wide[i] = np.clip(clean[i].astype(np.float64), -limit, limit)
+            near[i] = _into(region, wide[i], gamma[i], centre[i])
+        square = sum(float(np.sum(wide[i] ** 2)) for i in members)
+        inner = sum(float(np.sum(wide[i] * near[i])) for i in members)
+        known = 0.0 < square < math.inf
+        usual = self._usual(key, min(1.0, max(0.0, inner / square)) if known else 1.0)
         cap, rho, h = self._cap(), 0.0, 0.0
         if isinstance(self.policy, Shrunk):
             rho = 1.0 / self.policy.memory
             carried = sum(float(np.sum(self._carry_of(i, clean[i]).astype(np.float64) ** 2)) for i in members)
             noise = self.noise_sq.get(key, 0.0)
             h = max(0.0, 1.0 - noise / carried) if carried > 0 else 0.0  #      as the steps before have left it
-            cut_sq = 0.0
-            for i in members:  # what counts of a coordinate is bounded, so that one spike does not speak for all
-                limit = self.policy.memory * gamma[i].astype(np.float64)
-                near = np.clip(clean[i].astype(np.float64), -limit, limit)
-                cut_sq += float(np.sum((usual * near - _into(region, near, gamma[i], centre[i])) ** 2))
+            cut_sq = sum(float(np.sum((usual * wide[i] - near[i]) ** 2)) for i in members)
             self.noise_sq[key] = (1 - rho) ** 2 * noise + (rho**2 * cut_sq if math.isfinite(cut_sq) else 0.0)
         dropped_sq = 0.0
         for i in members:

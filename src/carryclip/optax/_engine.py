@@ -118,8 +118,6 @@ def _totals(joint: list[tuple[Job, Sums]], rules: list[Rule]) -> Totals:
         rounding=rounding,
         units=units,
     )
-    if found.sums.total_sq is None:
-        return found
     return found._replace(sums=found.sums._replace(total_sq=guarded(found.sums.total_sq)))
 
 
@@ -128,7 +126,7 @@ def _radii(joint: list[tuple[Job, Sums]], layout: Layout, found: Totals) -> Any:
     by_scope = {job.leaf.scope: job.sizes[0] for job, _ in joint if job.rule.region.joint}
     absent = next(iter(by_scope.values()), 1.0)
     radii = [by_scope.get(scope, absent) for scope in range(len(layout.scopes))]
-    return scopes.per_scope(xp, radii, found.sums.first())
+    return scopes.per_scope(xp, radii, found.sums.total_sq)
 
 
 def _skip(jobs: list[Job], sums: list[Sums], found: Totals | None, rules: list[Rule], axis_name: Any) -> Any:

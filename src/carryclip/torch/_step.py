@@ -193,7 +193,7 @@ class Stepper:
                 clear = turn.host and self._is_clear(bundle.scope)
             bundle.sizes = turn.sizes[bundle.number]
             sums = bundle.kernel.measure(bundle, own, clear=clear, inspect=turn.inspect)
-            if turn.host and any([isinstance(x, Tensor) for x in sums]):
+            if turn.host and (isinstance(sums.bad, Tensor) or isinstance(sums.total_sq, Tensor)):
                 bad = bool(sums.bad.any()) if isinstance(sums.bad, Tensor) else sums.bad
                 sums = Sums(bad, *(None if x is None else x.item() for x in sums[1:]))
             seen.append((bundle, sums))
@@ -207,9 +207,8 @@ class Stepper:
         # What is clipped coordinate by coordinate has no radius of its own, and needs none here.
         radii = [turn.sizes[k][0] if turn.layout.rules[k].region.joint else 1.0 for k, _ in turn.layout.scopes]
         if not turn.host:
-            like = found.sums.first()
-            radius = per_scope(xp, radii, like)
-            scaling, moved = decide_all(xp, rules, found, radius, memory, skip, like)
+            radius = per_scope(xp, radii, found.sums.total_sq)
+            scaling, moved = decide_all(xp, rules, found, radius, memory, skip, found.sums.total_sq)
             if memory is not None and moved is not None:
                 torch._foreach_copy_(memory.known(), moved.known())
             return radius, scaling

@@ -15,13 +15,16 @@ This package imports no framework. The front ends are ``carryclip.torch``, ``car
 from carryclip.carry import Capped, Drip, Gated, Leaky, Shrunk
 from carryclip.diagnosis import CarryClipWarning
 from carryclip.moments import EWMA, Welford
+from carryclip.radius import RMS, Average, OfWeights, Quantile, ZScore
 from carryclip.regions import Adaptive, Component, Norm, Sign, Symmetric
 
 __version__ = "0.1.0"
 
 __all__ = [
     "EWMA",
+    "RMS",
     "Adaptive",
+    "Average",
     "Capped",
     "CarryClipWarning",
     "Component",
@@ -29,9 +32,12 @@ __all__ = [
     "Gated",
     "Leaky",
     "Norm",
+    "OfWeights",
+    "Quantile",
     "Shrunk",
     "Sign",
     "Symmetric",
     "Welford",
+    "ZScore",
     "__version__",
 ]

@@ -13,6 +13,8 @@ class NumpyNamespace:
     abs = staticmethod(np.abs)
     sign = staticmethod(np.sign)
     sqrt = staticmethod(np.sqrt)
+    floor = staticmethod(np.floor)
+    sort = staticmethod(np.sort)
     expm1 = staticmethod(np.expm1)
     sum = staticmethod(np.sum)
     isfinite = staticmethod(np.isfinite)
@@ -36,6 +38,11 @@ class NumpyNamespace:
     def allfinite(values: np.ndarray) -> Any:
         """Whether every entry is finite."""
         return np.isfinite(values).all()
+
+    @staticmethod
+    def arange(count: int, like: np.ndarray) -> np.ndarray:
+        """The numbers from 0 on, in the type of ``like``."""
+        return np.arange(count, dtype=like.dtype)
 
     @staticmethod
     def size(values: np.ndarray) -> float:

@@ -74,8 +74,21 @@ class Rule:
             if not self.has_scope:
                 return ()
             return ("total_sq", "carry_sq", "dot", "cut_sq") if self.policy.noisy else ("total_sq", "dot")
-        apart = self.policy.gated or self.policy.mixes
-        return ("total_sq", "carry_sq", "dot") if apart else ("total_sq",)
+        names = ("total_sq", "carry_sq", "dot") if self.policy.gated or self.policy.mixes else ("total_sq",)
+        if self.region.rule is None:
+            return names
+        names += ("grad_sq",) if self.measures_gradient else ()
+        return (*names, "weight_sq") if self.region.rule.weighs else names
+
+    @property
+    def measures_gradient(self) -> bool:
+        """True if the gradient's own square is needed beside that of what is clipped."""
+        rule = self.region.rule
+        return rule is not None and rule.follows and self.policy.carries and not self.policy.mixes
+
+    def unit(self, sizes: tuple[Any, ...]) -> float:
+        """``unit_of`` the radius, if that is a number."""
+        return unit_of(sizes[0]) if self.region.joint and self.region.rule is None else 1.0
 
 
 def find_rule(rules: list[Rule], rule: Rule) -> int | None:
@@ -175,10 +188,12 @@ def measure(
         raw, carry = raw * unit, None if carry is None else carry * unit
     total = raw if carry is None or rule.policy.mixes else raw + carry
     total_sq = xp.inner(total, total)
-    bad = ~xp.isfinite(total_sq)
+    found = Sums(~xp.isfinite(total_sq), total_sq)
     if "dot" in rule.measures and carry is not None:
-        return Sums(bad, total_sq, carry_sq=xp.inner(carry, carry), dot=xp.inner(raw, carry))
-    return Sums(bad, total_sq)
+        found = found._replace(carry_sq=xp.inner(carry, carry), dot=xp.inner(raw, carry))
+    if rule.measures_gradient:
+        found = found._replace(grad_sq=xp.inner(raw, raw))
+    return found
 
 
 def _measure_coordinates(

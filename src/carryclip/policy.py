@@ -16,6 +16,10 @@ class Sums(NamedTuple):
     """<g, carry> under a norm; of what is clipped coordinate by coordinate <g, g - clip(g)>."""
     cut_sq: Any = None
     """Of g - clip(g), coordinate by coordinate."""
+    grad_sq: Any = None
+    """Of g, where a rule follows it and ``total_sq`` is of something else."""
+    weight_sq: Any = None
+    """Of the weights, where a rule looks at them; added by whoever has them."""
 
 
 class Memory(NamedTuple):

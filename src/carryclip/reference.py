@@ -13,6 +13,7 @@ import numpy as np
 from carryclip.algorithm import Rule
 from carryclip.carry import DEFAULT, Capped, Drip, Gated, Leaky, Shrunk
 from carryclip.moments import Welford
+from carryclip.radius import RMS, Average, OfWeights, Quantile, Radius, ZScore
 from carryclip.regions import Adaptive, Component, Norm, Sign, Symmetric
 
 Array = np.ndarray[Any, Any]
@@ -62,9 +63,17 @@ class UClip:
         self.scope_feed: dict[Any, _Average] = {}
         self.factors: dict[Any, _Average] = {}
         self.noise_sq: dict[Any, float] = {}
+        self.pasts: dict[Any, _Past] = {}
+        self.radii: dict[Any, float] = {}
+        self._rows: UClip | None = None
 
-    def step(self, gradients: Sequence[Array | None]) -> list[Array | None]:
-        """The updates for ``gradients``; None stands for a parameter without a gradient this step."""
+    def step(self, gradients: Sequence[Array | None], weights: Sequence[Array] | None = None) -> list[Array | None]:
+        """The updates for ``gradients``; None stands for a parameter without a gradient this step.
+
+        ``weights`` are those before the step, for radii that look at them.
+        """
+        if any(isinstance(region, Norm) and region.split for region in self._all_regions()):
+            return self._by_rows(gradients, weights)
         if not self.carry:
             self.carry = [None] * len(gradients)
             self.moments = [_Moments() for _ in gradients]
@@ -79,6 +88,7 @@ class UClip:
             ]
         updates: list[Array | None] = list(gradients)
         dropped_sq = 0.0
+        self._set_radii(scopes, clean, weights, t)
         for key, members in scopes.items():
             region = self._region(members[0])
             if isinstance(region, Norm):
@@ -94,7 +104,7 @@ class UClip:
     # ------------------------------------------------------------------ one region
 
     def _step_norm(self, region: Norm, key: Any, members: list[int], clean: list, updates: list, t: int) -> float:
-        gamma = _at(region.radius, t)
+        gamma = self.radii[key]
         carry = {i: self._carry_of(i, clean[i]) for i in members}
         s = {i: clean[i] + carry[i] for i in members}  #                       g_t + Delta_t
         size = _norm(s.values())
@@ -160,6 +170,64 @@ class UClip:
             moments.add(region.moments, g)
         return float(np.sum((rest - kept).astype(np.float64) ** 2))
 
+    # ------------------------------------------------------------------ radii
+
+    def _set_radii(self, scopes: dict[Any, list[int]], clean: list, weights: Any, t: int) -> None:
+        """The radius of every norm at this step; rules then learn of this step's norms."""
+        norms = {key: _norm(clean[i] for i in members) for key, members in scopes.items()}
+        joint = {key: r for key, members in scopes.items() if isinstance(r := self._region(members[0]), Norm)}
+        for key, region in joint.items():
+            rule = region.radius
+            if not isinstance(rule, Radius):
+                self.radii[key] = _at(rule, t)
+                continue
+            if isinstance(rule, OfWeights):
+                weight = _norm(weights[i] for i in scopes[key])
+                found = _at(rule.multiple, t) * max(weight, rule.floor)
+                self.radii[key] = min(max(found, rule.least), rule.most)
+                continue
+            past = self.pasts.setdefault(key, _Past())
+            together = math.sqrt(sum(norms[other] ** 2 for other, own in joint.items() if own == region))
+            self.radii[key] = past.radius(rule, norms[key], together, t)
+        for key, region in joint.items():
+            rule = region.radius
+            if isinstance(rule, Radius) and key in self.pasts and math.isfinite(norms[key]):
+                past = self.pasts[key]
+                if rule.frozen_after is None or len(past.norms) < rule.frozen_after:
+                    past.learn(rule, norms[key], self.radii[key], t)
+
+    def _all_regions(self) -> list[Any]:
+        return list(self.regions.values()) if isinstance(self.regions, Mapping) else [self.regions]
+
+    def _by_rows(self, gradients: Sequence[Array | None], weights: Any) -> list[Array | None]:
+        """Take each row, or column, for a tensor of its own. The first step must have all gradients."""
+        if self._rows is None:
+            self._shapes = [None if g is None else g.shape for g in gradients]
+            counts = [len(_parts(self._region(i), g)) for i, g in enumerate(gradients)]
+            self._owner = [i for i, count in enumerate(counts) for _ in range(count)]
+            regions = self.regions if isinstance(self.regions, Mapping) else {0: self.regions}
+            whole = {k: _over_tensors(region) for k, region in regions.items()}
+            groups = [self._group(i) if isinstance(self.regions, Mapping) else 0 for i in self._owner]
+            self._rows = UClip(whole, self.policy, self.nonfinite, groups, self.dtype)
+        parts: list[Any] = []
+        for i, g in enumerate(gradients):
+            found = [None] * self._owner.count(i) if g is None else _parts(self._region(i), g)
+            parts += found
+        split = None if weights is None else [p for i, w in enumerate(weights) for p in _parts(self._region(i), w)]
+        sent = self._rows.step(parts, split)
+        self.skipped_steps, self.dropped_norm = self._rows.skipped_steps, self._rows.dropped_norm
+        self.carry = [self._joined(i, self._rows.carry) for i in range(len(gradients))]
+        return [None if g is None else self._joined(i, sent) for i, g in enumerate(gradients)]
+
+    def _joined(self, i: int, parts: list[Any]) -> Any:
+        own = [part for part, owner in zip(parts, self._owner, strict=True) if owner == i]
+        if own[0] is None:
+            return None
+        region = self._region(i)
+        if not (isinstance(region, Norm) and region.split) or len(self._shapes[i] or ()) < 2:
+            return own[0]
+        return np.stack(own, axis=0 if region.over == "row" else -1)
+
     # ------------------------------------------------------------------ Drip and Shrunk
 
     def _cap(self) -> float:
@@ -185,7 +253,7 @@ class UClip:
         return usual
 
     def _mix_norm(self, region: Norm, key: Any, members: list[int], clean: list, updates: list, t: int) -> float:
-        gamma = _at(region.radius, t)
+        gamma = self.radii[key]
         wide = np.float64
         g = {i: clean[i].astype(wide) for i in members}
         carry = {i: self._carry_of(i, clean[i]).astype(wide) for i in members}
@@ -394,6 +462,68 @@ def _into(region: Any, x: Array, gamma: Array, centre: Array) -> Array:
     if isinstance(region, Sign):
         return np.minimum(gamma, np.finfo(x.dtype).max) * np.sign(x)
     return np.maximum(np.minimum(x, centre + gamma), centre - gamma)
+
+
+def _parts(region: Any, x: Array) -> list[Array]:
+    """The vectors that a tensor falls into."""
+    if not (isinstance(region, Norm) and region.split) or x.ndim < 2:
+        return [x]
+    return list(x) if region.over == "row" else [x[..., k] for k in range(x.shape[-1])]
+
+
+def _over_tensors(region: Any) -> Any:
+    return Norm(region.radius, over="tensor") if isinstance(region, Norm) and region.split else region
+
+
+class _Past:
+    """The norms of one vector so far, from which its radius is worked out anew at each step where that can be."""
+
+    def __init__(self) -> None:
+        self.norms: list[float] = []
+        self.average: Any = None
+        self.variance: Any = None
+
+    def radius(self, rule: Any, norm: float, together: float, t: int) -> float:
+        """The radius for a gradient of norm ``norm``; ``together`` is that of all vectors of the region."""
+        enough = max(rule.warmup, 0 if isinstance(rule, Quantile) and rule.include_current else 1)
+        if len(self.norms) < enough:
+            return norm * rule.before / together if together > rule.before else math.inf
+        return min(max(self._limit(rule, norm, t), rule.least), rule.most)
+
+    def _limit(self, rule: Any, norm: float, t: int) -> float:
+        if isinstance(rule, RMS):
+            weight = 1.0 - rule.decay ** len(self.norms)
+            return _at(rule.multiple, t) * math.sqrt(self.average / weight)
+        if isinstance(rule, Quantile):
+            seen = [*self.norms, norm] if rule.include_current else self.norms
+            return float(np.percentile(seen[-rule.window :], 100.0 * rule.share))
+        if isinstance(rule, ZScore):
+            std = math.sqrt(self.variance)
+            z = (norm - self.average) / std if std > 0 else math.inf if norm > self.average else 0.0
+            threshold = _at(rule.threshold, t)
+            return self.average + (threshold if z <= threshold else threshold**2 / z) * std
+        assert isinstance(rule, Average)
+        return _at(rule.multiple, t) * self.average
+
+    def learn(self, rule: Any, norm: float, radius: float, t: int) -> None:
+        """Take in a norm."""
+        n = len(self.norms)
+        if isinstance(rule, RMS):
+            most = rule.reach * self._limit(rule, norm, t) if n >= max(rule.warmup, 1) else math.inf
+            x = min(norm, most) if most > 0 else norm
+            self.average = rule.decay * (self.average or 0.0) + (1.0 - rule.decay) * x**2
+        elif isinstance(rule, ZScore) and n < rule.warmup:
+            self.average = float(np.mean([*self.norms, norm]))
+            self.variance = float(np.var([*self.norms, norm]))
+        elif isinstance(rule, ZScore):
+            x = min(norm, self._limit(rule, norm, t))
+            self.average = rule.decay * self.average + (1.0 - rule.decay) * x
+            self.variance = rule.decay * self.variance + (1.0 - rule.decay) * (x - self.average) ** 2
+        elif isinstance(rule, Average) and n < max(rule.warmup, 1):
+            self.average = min(norm, radius) if self.average is None else min(self.average, norm, radius)
+        elif isinstance(rule, Average):
+            self.average = rule.decay * self.average + (1.0 - rule.decay) * min(norm, radius)
+        self.norms.append(norm)
 
 
 class _Moments:

@@ -1,21 +1,26 @@
 """Clipping regions: where an update must lie. Each knows its radius and how to project onto itself.
 
-Sizes (``radius``, ``scale``, the multiples of ``Adaptive``) may be a number, a schedule ``step -> number`` with steps
-counted from 0, or, for the kinds that work coordinate by coordinate, one value per parameter: a list in the order of
-the parameters or a mapping from parameter to value, each value a number or an array of the parameter's shape.
+The radius of a ``Norm`` may be a rule of ``carryclip.radius``. Other sizes (``radius``, ``scale``, the multiples of
+``Adaptive``) may be a number, a schedule ``step -> number`` with steps counted from 0, or, for the kinds that work
+coordinate by coordinate, one value per parameter: a list in the order of the parameters or a mapping from parameter to
+value, each value a number or an array of the parameter's shape.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, ClassVar, Literal
 
 from carryclip import _checks
 from carryclip.moments import EWMA, Moments, Welford
+from carryclip.radius import Radius
 
 Size = Any
 """A number, a schedule ``step -> number``, or one value per parameter."""
+
+OVER = ("all", "group", "tensor", "row", "column")
+"""What makes up one vector of a ``Norm``."""
 
 _OFF_HINT = "To leave parameters unclipped give their group None instead of a region; to send signs only use Sign()."
 
@@ -43,6 +48,16 @@ class Region:
     def estimator(self) -> Moments | None:
         """The moments this region needs, if any."""
         return None
+
+    @property
+    def rule(self) -> Radius | None:
+        """What says the radius, if that is a rule and not a number."""
+        return None
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether a number of it changes with the step."""
+        return any(callable(value) for value in vars(self).values())
 
     @property
     def counts_current(self) -> bool:
@@ -79,6 +94,11 @@ class Component(Region):
     radius: Size
 
     def __post_init__(self) -> None:
+        if isinstance(self.radius, Radius):
+            raise TypeError(
+                f"Component: {self.radius!r} follows norms, so it is for Norm({self.radius!r}). For coordinates that "
+                "follow their own gradients use Adaptive(mean=0, std=2, moments=EWMA())."
+            )
         _checks.size("Component", "radius", self.radius, hint=_OFF_HINT)
 
     def sizes(self, step: Any) -> tuple[Any, ...]:
@@ -91,15 +111,17 @@ class Norm(Region):
     """Scale the vector so that its Euclidean norm is at most ``radius``; the direction is kept.
 
     Args:
-        radius: largest norm; a number or a schedule.
-        over: ``"all"`` parameters as one vector (default), each parameter ``"group"``, or each ``"tensor"``.
+        radius: largest norm: a number, a schedule, or a rule such as ``RMS()`` or ``Quantile(0.9)``.
+        over: what makes up one vector: ``"all"`` parameters (default), each parameter ``"group"``, each ``"tensor"``,
+            or each ``"row"`` of each tensor, ``w[k]``: the weights into one unit in PyTorch, for a convolution those of
+            one output channel. ``"column"`` is ``w[..., k]``, the same in JAX. A tensor with one axis is one vector.
 
     >>> Norm(1.0)
     Norm(radius=1.0, over='all')
     """
 
     radius: Size
-    over: Literal["all", "group", "tensor"] = "all"
+    over: Literal["all", "group", "tensor", "row", "column"] = "all"
     joint: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -108,13 +130,44 @@ class Norm(Region):
                 "Norm: one radius holds for the whole vector; a value per parameter is for Component and Sign. "
                 'For a norm per tensor use Norm(radius, over="tensor").'
             )
-        _checks.size("Norm", "radius", self.radius, hint=_OFF_HINT)
-        if self.over not in ("all", "group", "tensor"):
-            raise ValueError(f"Norm: over must be 'all', 'group' or 'tensor', got {self.over!r}.")
+        if isinstance(self.radius, type) and issubclass(self.radius, Radius):
+            name = self.radius.__name__
+            raise TypeError(f"Norm: radius={name} is the class: write Norm({name}()).")
+        if not isinstance(self.radius, Radius):
+            _checks.size("Norm", "radius", self.radius, hint=_OFF_HINT)
+        if self.over not in OVER:
+            raise ValueError(
+                f"Norm: over must be {', '.join(map(repr, OVER[:-1]))} or {OVER[-1]!r}, got {self.over!r}."
+            )
+
+    @property
+    def rule(self) -> Radius | None:
+        """The radius, if it is a rule."""
+        return self.radius if isinstance(self.radius, Radius) else None
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether the radius, or the number of its rule, changes with the step."""
+        return callable(self.radius if self.rule is None else self.rule.size)
+
+    @property
+    def split(self) -> bool:
+        """Whether vectors are parts of a tensor."""
+        return self.over in ("row", "column")
+
+    def vectors(self, shape: Sequence[int]) -> int:
+        """How many vectors there are in a tensor of this shape, if ``split``."""
+        if len(shape) < 2:
+            return 1
+        return shape[0] if self.over == "row" else shape[-1]
 
     def sizes(self, step: Any) -> tuple[Any, ...]:
-        """The radius at ``step``."""
-        return (at_step("Norm", self.radius, step),)
+        """The radius at ``step``, or the number of its rule."""
+        return (at_step("Norm", self.radius if self.rule is None else self.rule.size, step),)
+
+    def is_shut(self, sizes: tuple[Any, ...]) -> bool:
+        """Whether a schedule says 0; a rule says more than that."""
+        return super().is_shut(sizes) and (self.rule is None or self.rule.least == 0.0)
 
 
 @dataclass(frozen=True)

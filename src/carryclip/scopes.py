@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from carryclip.algorithm import Rule, decide, decide_coordinates
 from carryclip.diagnosis import Diagnosis, last_step, of_scopes
 from carryclip.policy import Memory, Scaling, Sums
+from carryclip.radius import Past
 
 NO_SCOPE = -1
 
@@ -92,6 +93,62 @@ def by_scope(xp: Any, values: Sequence[Any], where: Sequence[Place], width: int,
         else:
             found.append(xp.total(group) if group else 0.0)
     return xp.vector(found, like)
+
+
+class Follower(NamedTuple):
+    """A rule whose radius is not a number, and the scopes that have it."""
+
+    rule: Rule
+    size: Any
+    """The number of its radius at this step."""
+    mine: Any
+    """Which scopes they are, as a boolean vector; None if all are."""
+
+
+def rule_radii(xp: Any, followers: Sequence[Follower], radius: Any, past: Past | None, sums: Sums) -> Any:
+    """The radius of every scope: ``radius``, but what a rule says where there is one."""
+    for follower in followers:
+        norm, weight = _norms(xp, follower, sums)
+        said = follower.rule.region.rule.radius(xp, past, follower.size, norm, weight)
+        said = xp.astype(said, norm.dtype)
+        radius = said if follower.mine is None else xp.where(follower.mine, said, radius)
+    return radius
+
+
+def rule_pasts(xp: Any, followers: Sequence[Follower], past: Past, found: "Totals", skip: Any) -> Past:
+    """What the rules remember after the step."""
+    moved = past
+    for follower in followers:
+        rule = follower.rule.region.rule
+        if not rule.follows:
+            continue
+        norm, _ = _norms(xp, follower, found.sums)
+        own = rule.followed(xp, past, follower.size, norm)
+        moved = _chosen(xp, follower.mine, own, moved)
+    for stays in (skip, None if found.present is None else ~found.present):
+        if stays is not None:
+            moved = _chosen(xp, stays, past, moved)
+    return Past.each(lambda new, old: xp.astype(new, old.dtype), moved, past)
+
+
+def _norms(xp: Any, follower: Follower, sums: Sums) -> tuple[Any, Any]:
+    """(norm of the gradients, norm of the weights) of a rule's scopes; 0 elsewhere."""
+    squares = sums.grad_sq if follower.rule.measures_gradient else sums.total_sq
+    weight = None if sums.weight_sq is None else xp.sqrt(sums.weight_sq)
+    norm = xp.sqrt(squares)
+    return norm if follower.mine is None else xp.where(follower.mine, norm, 0.0), weight
+
+
+def _chosen(xp: Any, which: Any, one: Past, other: Past) -> Past:
+    """Scope by scope one past or the other."""
+    if which is None:
+        return one
+
+    def choose(x: Any, y: Any) -> Any:
+        wide = len(x.shape) == 2 and len(which.shape) == 1
+        return xp.where(which[:, None] if wide else which, x, y)
+
+    return Past.each(choose, one, other)
 
 
 def decide_all(

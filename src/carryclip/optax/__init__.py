@@ -13,7 +13,9 @@
 
 from carryclip import (
     EWMA,
+    RMS,
     Adaptive,
+    Average,
     Capped,
     CarryClipWarning,
     Component,
@@ -21,10 +23,13 @@ from carryclip import (
     Gated,
     Leaky,
     Norm,
+    OfWeights,
+    Quantile,
     Shrunk,
     Sign,
     Symmetric,
     Welford,
+    ZScore,
 )
 from carryclip.optax._graft import graft
 from carryclip.optax._parallel import DataParallel, TrainState, aggregate_then_clip, clip_then_aggregate
@@ -33,7 +38,9 @@ from carryclip.optax._transform import uclip
 
 __all__ = [
     "EWMA",
+    "RMS",
     "Adaptive",
+    "Average",
     "Capped",
     "CarryClipWarning",
     "Component",
@@ -42,6 +49,8 @@ __all__ = [
     "Gated",
     "Leaky",
     "Norm",
+    "OfWeights",
+    "Quantile",
     "Shrunk",
     "Sign",
     "Symmetric",
@@ -49,6 +58,7 @@ __all__ = [
     "UClipState",
     "Watch",
     "Welford",
+    "ZScore",
     "aggregate_then_clip",
     "check",
     "clip_then_aggregate",

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from carryclip import scopes
-from carryclip.algorithm import Buffers, Outcome, Rule, apply, measure, unit_of
+from carryclip.algorithm import Buffers, Outcome, Rule, apply, measure
 from carryclip.optax._layout import Layout, Leaf
 from carryclip.optax._namespace import xp
 from carryclip.policy import Memory, Scaling, Sums
+from carryclip.radius import Past
 from carryclip.scopes import NO_SCOPE, Totals
 
 
@@ -25,6 +26,8 @@ class Job(NamedTuple):
     sizes: tuple[Any, ...]
     dtype: Any
     seed: Any
+    weights: Any = None
+    """The parameter, if its radius looks at it."""
 
 
 class Result(NamedTuple):
@@ -32,6 +35,7 @@ class Result(NamedTuple):
 
     outcomes: list[tuple[jax.Array, Buffers]]
     memory: Memory | None
+    past: Past | None
     skip: Any
     dropped: Any
     """Norm of what the policies dropped."""
@@ -40,7 +44,14 @@ class Result(NamedTuple):
 
 
 def run(
-    jobs: list[Job], layout: Layout, rules: list[Rule], memory: Memory | None, axis_name: Any, *, tally: bool
+    jobs: list[Job],
+    layout: Layout,
+    rules: list[Rule],
+    memory: Memory | None,
+    past: Past | None,
+    axis_name: Any,
+    *,
+    tally: bool,
 ) -> Result:
     """Clip the gradients of all jobs; nothing is decided on the host.
 
@@ -52,8 +63,11 @@ def run(
     skip = _skip(jobs, sums, found, rules, axis_name)
     scaling = radius = None
     if found is not None:
-        radius = _radii(scoped, layout, found)
         like = jnp.result_type(*(job.dtype for job, _ in scoped))
+        followers = _followers(scoped, rules, like)
+        radius = scopes.rule_radii(xp, followers, _radii(scoped, layout, found), past, found.sums)
+        if past is not None:
+            past = scopes.rule_pasts(xp, followers, lax.stop_gradient(past), found, skip)
         scaling, memory = scopes.decide_all(xp, rules, found, radius, memory, skip, like)
         if skip is not None:  # a skipped step sends 0 anyway, and 0·NaN would spoil its derivative
             calm = {name: jnp.where(skip, 1.0, value) for name, value in _factors(scaling).items()}
@@ -76,15 +90,26 @@ def run(
     if tally and scaling is not None and scaling.dropped is not None:
         dropped.append(xp.sum(scaling.dropped**2))
     amount = xp.sqrt(jnp.sum(jnp.stack(dropped))) if dropped else None
-    return Result([(o.update, o.buffers) for o in outcomes], memory, skip, amount, figures)
+    return Result([(o.update, o.buffers) for o in outcomes], memory, past, skip, amount, figures)
 
 
 def _measured(job: Job) -> Sums:
-    return measure(xp, job.rule, job.gradient, job.buffers, job.dtype, _unit(job), sizes=job.sizes)
+    sums = measure(xp, job.rule, job.gradient, job.buffers, job.dtype, job.rule.unit(job.sizes), sizes=job.sizes)
+    if job.weights is None:
+        return sums
+    weights = xp.astype(job.weights, job.dtype)
+    return sums._replace(weight_sq=xp.inner(weights, weights))
 
 
-def _unit(job: Job) -> float:
-    return unit_of(job.sizes[0]) if job.rule.region.joint else 1.0
+def _followers(scoped: list[tuple[Job, Sums]], rules: list[Rule], like: Any) -> list[scopes.Follower]:
+    """The rules whose radius is not a number, with what they are given at this step."""
+    found: list[scopes.Follower] = []
+    for job, _ in scoped:
+        if job.rule.region.rule is None or any(job.rule is known.rule for known in found):
+            continue
+        mine = [float(rule is job.rule) for rule in rules]
+        found.append(scopes.Follower(job.rule, job.sizes[0], None if all(mine) else xp.vector(mine, like) > 0.0))
+    return found
 
 
 def _factors(scaling: Scaling) -> dict[str, Any]:
@@ -104,7 +129,7 @@ def _totals(joint: list[tuple[Job, Sums]], rules: list[Rule]) -> Totals:
     rounding, units, held = [0.0] * width, [1.0] * width, [False] * width
     for job, _ in joint:
         scope = job.leaf.scope
-        held[scope], units[scope] = True, _unit(job)
+        held[scope], units[scope] = True, job.rule.unit(job.sizes)
         if job.gradient.dtype != job.dtype:
             rounding[scope] = max(rounding[scope], float(jnp.finfo(job.gradient.dtype).eps) / 2)
     like = jnp.result_type(*(job.dtype for job, _ in joint))

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from optax import MaskedNode
 
-from carryclip.algorithm import Buffers
+from carryclip.algorithm import Buffers, Rule
 from carryclip.optax._engine import Job, guarded
 from carryclip.optax._layout import Layout, Leaf, Rulebook, is_clippable, is_hole, named_leaves, wide
 from carryclip.optax._radii import fitted, sizes_at
-from carryclip.optax._state import UClipState
+from carryclip.optax._state import UClipState, no_past
 from carryclip.precision import seed_of
 
 Tree = Any
@@ -77,8 +77,21 @@ def make_jobs(book: Rulebook, updates: Tree, state: UClipState, params: Tree | N
         # Another number for each leaf and step, by which buffers in bfloat16 are rounded at random.
         seed = jnp.asarray(state.step, jnp.int32) * 0x2C1B3C6D + seed_of(leaf.place)
         given = split(guarded(gradient)), Buffers(**buffers), own, jnp.finfo(dtype).dtype
-        jobs.append(Job(leaf, rule, *given, seed))
+        weights = None
+        if rule.region.rule is not None and rule.region.rule.weighs:
+            weights = _weights(rule, params, leaf)
+        jobs.append(Job(leaf, rule, *given, seed, weights))
     return jobs, layout
+
+
+def _weights(rule: Rule, params: Tree | None, leaf: Leaf) -> jax.Array:
+    """The parameter of a leaf, whose radius looks at it."""
+    if params is None:
+        raise ValueError(
+            f"The radius of {rule.region!r} looks at the weights: call tx.update(gradients, state, params), with the "
+            "parameters."
+        )
+    return split(jnp.asarray(named_leaves(params)[1][leaf.place]))
 
 
 def not_full(count: jax.Array) -> jax.Array:
@@ -121,6 +134,8 @@ def _check_gates(book: Rulebook, layout: Layout, state: UClipState) -> None:
     columns = 3 if book.rules[0].policy.noisy else 2
     if wanted != found or any(len(kept) != columns for kept in state.gate):
         raise ValueError(_ANOTHER.format(f"it has gates for {found} vectors where {wanted} are clipped"))
+    if jax.tree.structure(state.radii) != jax.tree.structure(no_past(book.rules, len(layout.scopes), jnp.float32)):
+        raise ValueError(_ANOTHER.format("its radii have learned something else"))
 
 
 def _check_tree(names: list[str], gradients: list[Any], known_names: list[str], known: list[Any]) -> None:

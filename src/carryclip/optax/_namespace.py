@@ -14,6 +14,8 @@ class JaxNamespace:
     where = staticmethod(jnp.where)
     clip = staticmethod(jnp.clip)
     abs = staticmethod(jnp.abs)
+    floor = staticmethod(jnp.floor)
+    sort = staticmethod(jnp.sort)
     sign = staticmethod(jnp.sign)
     expm1 = staticmethod(jnp.expm1)
     sum = staticmethod(jnp.sum)
@@ -44,6 +46,11 @@ class JaxNamespace:
         """The root, with derivative 0 instead of infinity at 0, so that 0·inf cannot turn a gradient into NaN."""
         zero = values == 0
         return jnp.where(zero, 0.0, jnp.sqrt(jnp.where(zero, 1.0, values)))
+
+    @staticmethod
+    def arange(count: int, like: jax.Array) -> jax.Array:
+        """The numbers from 0 on, in the type of ``like``."""
+        return jnp.arange(count, dtype=like.dtype)
 
     @staticmethod
     def size(values: jax.Array) -> float:

@@ -9,9 +9,11 @@ import numpy as np
 import optax
 from jax import tree_util
 
+from carryclip.algorithm import Rule
 from carryclip.diagnosis import LAST_STEP, RUNNING, Course, dangers, warn_user
 from carryclip.moments import EWMA, Moments, Welford
 from carryclip.policy import Policy
+from carryclip.radius import RMS, Average, Past, Quantile, ZScore
 
 Tree = Any
 
@@ -61,6 +63,35 @@ class MixedCarry(NamedTuple):
     """Marks one that mixes the carry slowly into plain clipping; holds nothing."""
 
 
+class RMSRadii(NamedTuple):
+    """Marks what ``RMS`` has learned; holds nothing."""
+
+
+class QuantileRadii(NamedTuple):
+    """Marks what ``Quantile`` has learned; holds nothing."""
+
+
+class ZScoreRadii(NamedTuple):
+    """Marks what ``ZScore`` has learned; holds nothing."""
+
+
+class AverageRadii(NamedTuple):
+    """Marks what ``Average`` has learned; holds nothing."""
+
+
+def no_past(rules: list[Rule], scopes: int, dtype: Any) -> Any:
+    """What radii have learned before the first step, and a mark for each rule; None if they are numbers."""
+    found = [rule.region.rule for rule in rules if rule.region.rule is not None and rule.region.rule.follows]
+    if not found:
+        return None
+    marks = {RMS: RMSRadii, Quantile: QuantileRadii, ZScore: ZScoreRadii, Average: AverageRadii}
+    keeps = {name for rule in found for name in rule.keeps}
+    averages = [jnp.zeros(scopes, dtype) if name in keeps else None for name in ("first", "second")]
+    length = max(rule.length for rule in found)
+    window = jnp.zeros((scopes, length), dtype) if length else None
+    return tuple(marks[type(rule)]() for rule in found), Past(jnp.zeros(scopes, jnp.int32), *averages, window)
+
+
 def mark_of(policy: Policy) -> Any:
     """What kind of policy keeps a state, as a part of its structure."""
     if policy.mixes:
@@ -103,6 +134,9 @@ class UClipState(NamedTuple):
     gate: tuple[tuple[Any, ...], ...]
     """What the policy remembers of each scope, by rule: its average (of the feed under ``Gated``, of the part that
     plain clipping cuts under ``Drip`` and ``Shrunk``), the steps in it, and under ``Shrunk`` the noise."""
+    radii: Any
+    """What rules for the radius have learned: marks of their kinds, and ``carryclip.radius.Past`` with an entry for
+    each vector; None if radii are numbers."""
     averages: tuple[Any, ...]
     """What the moments of each rule mean; holds nothing."""
     policy: Any

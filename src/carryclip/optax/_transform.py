@@ -17,7 +17,7 @@ from carryclip.optax._jobs import TREES, join, make_jobs, not_full, write, zeros
 from carryclip.optax._layout import Rulebook, is_clippable, named_leaves, wide
 from carryclip.optax._namespace import xp
 from carryclip.optax._radii import check_sizes
-from carryclip.optax._state import UClipState, Watch, kind_of, mark_of
+from carryclip.optax._state import UClipState, Watch, kind_of, mark_of, no_past
 from carryclip.policy import Memory
 from carryclip.regions import Region
 
@@ -97,6 +97,7 @@ def uclip(
             **{name: zeros(book, name, layout, leaves, structure) for name in TREES},
             samples=jnp.zeros(len(leaves), jnp.int32) if "count" in book.buffers else None,
             gate=tuple(_no_memory(size, real, noisy=book.rules[0].policy.noisy) for size in rows),
+            radii=no_past(book.rules, len(layout.scopes), real),
             averages=tuple(kind_of(rule.region.estimator) for rule in book.rules),
             policy=mark_of(policy_of(carry)),
             watch=_fresh(real) if watched else None,
@@ -110,7 +111,9 @@ def uclip(
         if axis_name is not None:
             state = state._replace(watch=_varying(state.watch, jobs))
         rules = [book.rules[number] for number in layout.scopes]
-        result = run(jobs, layout, rules, _memory(state.gate), axis_name, tally=watched)
+        past = None if state.radii is None else state.radii[1]
+        past = None if past is None else past._replace(count=not_full(past.count))
+        result = run(jobs, layout, rules, _memory(state.gate), past, axis_name, tally=watched)
         for job, (sent, _) in zip(jobs, result.outcomes, strict=True):
             gradients[job.leaf.place] = join(sent, gradients[job.leaf.place])
         return structure.unflatten(gradients), _moved(state, jobs, result, metrics_every)
@@ -148,6 +151,7 @@ def _moved(state: UClipState, jobs: list[Job], result: Result, metrics_every: An
         **{name: write(name, getattr(state, name), jobs, result.outcomes) for name in TREES},
         samples=_samples(state.samples, jobs, result),
         gate=_by_rule(result.memory, state.gate),
+        radii=None if result.past is None else (state.radii[0], result.past),
         averages=state.averages,
         policy=state.policy,
         watch=None if state.watch is None else _watched(state.watch, state.step, result, metrics_every),

@@ -13,7 +13,9 @@
 
 from carryclip import (
     EWMA,
+    RMS,
     Adaptive,
+    Average,
     Capped,
     CarryClipWarning,
     Component,
@@ -21,10 +23,13 @@ from carryclip import (
     Gated,
     Leaky,
     Norm,
+    OfWeights,
+    Quantile,
     Shrunk,
     Sign,
     Symmetric,
     Welford,
+    ZScore,
 )
 from carryclip.advice import Advice
 from carryclip.torch._agree import NonFiniteGradientError
@@ -35,8 +40,10 @@ from carryclip.torch._watch import Metrics
 
 __all__ = [
     "EWMA",
+    "RMS",
     "Adaptive",
     "Advice",
+    "Average",
     "Capped",
     "CarryClipWarning",
     "Component",
@@ -47,10 +54,13 @@ __all__ = [
     "Metrics",
     "NonFiniteGradientError",
     "Norm",
+    "OfWeights",
+    "Quantile",
     "Shrunk",
     "Sign",
     "Symmetric",
     "UClip",
     "Welford",
+    "ZScore",
     "uclipped",
 ]

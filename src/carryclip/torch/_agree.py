@@ -285,7 +285,7 @@ def _overflows(layout: Layout, totals: Totals | None, bad: Any, *, host: bool, o
     return bad | ~torch.all(torch.isfinite(squares))
 
 
-_SUMMED = ("total_sq", "carry_sq", "dot", "cut_sq")
+_SUMMED = Sums._fields[1:]
 
 
 def _columns(totals: Totals, shared: list[int]) -> list[Any]:

@@ -187,9 +187,9 @@ class Planner:
         if self._constant is not None and self._constant[0] is layout:
             return self._constant[1]
         sizes = [tuple([_simple(size, host) for size in rule.region.sizes(step)]) for rule in layout.rules]
-        schedules = [callable(value) for rule in layout.rules for value in vars(rule.region).values()]
         plain = all([isinstance(size, float) for own in sizes for size in own])
-        self._constant = (layout, sizes) if plain and not any(schedules) else None
+        scheduled = any([rule.region.scheduled for rule in layout.rules])
+        self._constant = (layout, sizes) if plain and not scheduled else None
         self.shut = [rule for rule, own in zip(layout.rules, sizes, strict=True) if rule.region.is_shut(own)]
         return sizes
 

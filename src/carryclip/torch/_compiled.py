@@ -113,6 +113,8 @@ def _look_of(*arguments: Any) -> tuple[Any, ...]:
 def _kind(rule: Rule) -> Rule:
     """The rule without what is handed over at each step: equal for all rules that one function serves."""
     sizes: dict[str, Any] = {name: 1.0 for name in ("radius", "scale", "mean", "std") if hasattr(rule.region, name)}
+    if rule.measures_gradient:  # then one more sum is made
+        sizes.pop("radius")
     if rule.region.joint:
         sizes["over"] = "all"
     region = dataclasses.replace(cast(Any, rule.region), **sizes)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors as end_to_end
 from torch._utils import _unflatten_dense_tensors as in_shape
 
-from carryclip.algorithm import Age, Buffers, Rule, age, apply, measure, unit_of
+from carryclip.algorithm import Age, Buffers, Rule, age, apply, measure
 from carryclip.diagnosis import Diagnosis
 from carryclip.policy import Scaling, Sums
 from carryclip.precision import truncate
@@ -236,23 +236,21 @@ class Recorded(Pure):
                 return self._measure_coordinates(bundle, arrays)
             bundle.tame, bad = _looked_at(arrays, bundle.dtype) if rule.can_reject else (False, None)
             return Sums(bad=bad)
-        apart = "dot" in rule.measures
         carries = rule.policy.carries and (rule.policy.gated or not clear)
-        program, _ = self._program(
+        program, shape = self._program(
             ("measure", id(rule), bundle.narrow, carries, bundle.unit), _measure_of, bundle, carries
         )
-        total_sq = carry_sq = dot = 0.0
+        found = None
         for piece, array in zip(bundle.pieces, arrays, strict=True):
             stored = (piece.buffers.carry,) if carries else ()
-            found = program.run(array, *stored, *self._room(program, array))
-            total_sq += found[0]
-            if apart and carries:
-                carry_sq += found[1]
-                dot += found[2]
+            mine = program.run(array, *stored, *self._room(program, array))
+            found = mine if found is None else [x + y for x, y in zip(found, mine, strict=True)]
+        sums = filled(shape, found or ())
+        if not carries and "dot" in rule.measures:
+            sums = sums._replace(carry_sq=0.0, dot=0.0)
         # Where the pure functions add up, in the type of the buffers, this would have overflowed.
-        if total_sq > torch.finfo(bundle.dtype).max:
-            total_sq = math.inf
-        return Sums(not math.isfinite(total_sq), total_sq, carry_sq if apart else None, dot if apart else None)
+        total_sq = sums.total_sq if sums.total_sq <= torch.finfo(bundle.dtype).max else math.inf
+        return sums._replace(bad=not math.isfinite(total_sq), total_sq=total_sq)
 
     def _measure_coordinates(self, bundle: Bundle, arrays: list[Tensor]) -> Sums:
         """The sums of what is clipped coordinate by coordinate, and whether its entries are tame."""
@@ -383,7 +381,8 @@ def _measure_of(bundle: Bundle, carries: bool) -> tuple[Program, Any]:
 
     def function(tape: Any, symbols: dict[str, Any], numbers: dict[str, Any]) -> Any:
         own = Buffers(carry=symbols.get("carry"))
-        return {}, measure(tape, bundle.rule, symbols["gradient"], own, bundle.dtype, bundle.unit)[1:]
+        sums = measure(tape, bundle.rule, symbols["gradient"], own, bundle.dtype, bundle.unit)
+        return {}, sums._replace(bad=None)
 
     return record(function, arrays, ())
 
@@ -485,7 +484,7 @@ class Listed:
         """Without a second look at coordinates, entries to make 0, an error to raise before writing or a conversion."""
         rule, radius = case.rule, case.sizes[0]
         simple = rule.region.joint or (type(rule.region) is Component and isinstance(rule.carry, bool))
-        plain = isinstance(radius, float) and (not rule.region.joint or unit_of(radius) == 1.0)
+        plain = isinstance(radius, float) and rule.unit(case.sizes) == 1.0
         exact = case.narrow in (torch.float32, torch.float64) and not case.rounds
         return simple and plain and exact and case.write and rule.nonfinite in ("skip", "propagate")
 
@@ -505,6 +504,7 @@ class Listed:
         if not rule.policy.carries:
             squares = _squares(arrays)
             return Sums(~torch.isfinite(squares), squares.sum())
+        grad_sq = _squares(arrays).sum() if rule.measures_gradient else None
         carries = [piece.buffers.carry for piece in bundle.pieces]
         if "dot" in rule.measures:
             carry_sq = _squares(carries).sum()
@@ -517,7 +517,7 @@ class Listed:
         else:
             torch._foreach_add_(arrays, carries)
             squares = _squares(arrays)
-        return Sums(~torch.isfinite(squares), squares.sum(), carry_sq, dot)
+        return Sums(~torch.isfinite(squares), squares.sum(), carry_sq, dot, grad_sq=grad_sq)
 
     def apply(self, bundle: Bundle, arrays: list[Tensor], call: Call) -> Told:
         """Write updates and buffers."""

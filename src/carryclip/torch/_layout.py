@@ -1,5 +1,6 @@
 """Which parameters are clipped, by which rule, in which scope: the table of scopes is made here."""
 
+import math
 from collections import Counter
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
@@ -81,6 +82,22 @@ class Layout:
         return [k for k, rule in enumerate(self.scope_rules) if rule.region.joint]
 
     @cached_property
+    def followers(self) -> list[tuple[int, list[bool] | None]]:
+        """The rules whose radius is not a number, and which scopes are theirs; None for all."""
+        found: list[tuple[int, list[bool] | None]] = []
+        for number, rule in enumerate(self.rules):
+            mine = [owner == number for owner, _ in self.scopes]
+            if rule.region.rule is not None and any(mine):
+                found.append((number, None if all(mine) else mine))
+        return found
+
+    @cached_property
+    def weighs(self) -> list[Leaf]:
+        """The parameters whose weights count in their radius."""
+        rules = [rule.region.rule for rule in self.rules]
+        return [leaf for leaf in self.leaves if (rule := rules[leaf.rule]) is not None and rule.weighs]
+
+    @cached_property
     def is_one_vector(self) -> bool:
         """Whether there is a single norm, over all that is clipped."""
         return len(self.rules) == len(self.norms) == 1
@@ -94,7 +111,7 @@ class Layout:
     def own(self) -> list[bool]:
         """Whether each scope is a whole tensor that only one rank has, so that it needs no other."""
         whole = self.spread is not None and self.spread.whole
-        return [whole and _over(self.rules[rule].region) == "tensor" for rule, _ in self.scopes]
+        return [whole and _stands_alone(self.rules[rule].region) for rule, _ in self.scopes]
 
     @cached_property
     def members(self) -> Counter[int]:
@@ -139,6 +156,12 @@ def build(
         for leaf, counted in zip(leaves, layout.spread.counted, strict=True):
             leaf.counted, leaf.sharded = counted, is_sharded(leaf.param)
     return layout
+
+
+def _stands_alone(region: Region) -> bool:
+    """Whether a tensor is clipped without a look at others."""
+    alone = region.rule is None or region.rule.before == math.inf
+    return _over(region) == "tensor" and alone
 
 
 def _over(region: Region) -> str:

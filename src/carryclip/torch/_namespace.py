@@ -40,6 +40,7 @@ class TorchNamespace:
     abs = staticmethod(torch.abs)
     sign = staticmethod(torch.sign)
     sqrt = staticmethod(torch.sqrt)
+    floor = staticmethod(torch.floor)
     expm1 = staticmethod(torch.expm1)
     lerp = staticmethod(torch.lerp)
     sum = staticmethod(torch.sum)
@@ -48,6 +49,16 @@ class TorchNamespace:
     maximum = staticmethod(torch.maximum)
     max = staticmethod(torch.amax)
     float32 = torch.float32
+
+    @staticmethod
+    def sort(values: torch.Tensor) -> torch.Tensor:
+        """Each row in order, the smallest first."""
+        return torch.sort(values).values
+
+    @staticmethod
+    def arange(count: int, like: torch.Tensor) -> torch.Tensor:
+        """The numbers from 0 on, where ``like`` is and in its type."""
+        return torch.arange(count, dtype=like.dtype, device=like.device)
 
     @staticmethod
     def plus(x: torch.Tensor, y: torch.Tensor, factor: Any) -> torch.Tensor:

@@ -16,6 +16,7 @@ from carryclip import _checks
 from carryclip.algorithm import Buffers, Rule, find_rule
 from carryclip.diagnosis import warn_user
 from carryclip.policy import Memory, Policy
+from carryclip.radius import Past
 from carryclip.torch._layout import Group, Layout, Leaf, Places
 from carryclip.torch._shards import local
 
@@ -25,6 +26,8 @@ AVERAGES = PREFIX + "averages"
 STEPS = PREFIX + "steps"
 SKIPPED = PREFIX + "skipped"
 DROPPED = PREFIX + "dropped"
+PAST = {name: f"{PREFIX}radius_{name}" for name in Past._fields}
+"""Under which the columns are saved that radii learn from."""
 
 KEYS = {name: PREFIX + name for name in Buffers._fields}
 
@@ -43,6 +46,8 @@ def averages_of(rule: Rule) -> str:
         kinds.append(type(rule.region.estimator).__name__)
     if rule.gates_coordinates:
         kinds.append("feed")
+    if rule.region.rule is not None and rule.region.rule.follows:
+        kinds.append(type(rule.region.rule).__name__)
     return " ".join(kinds) or "none"
 
 
@@ -195,18 +200,24 @@ class Ledger:
         """Skipped steps in a row, for the warning; not saved."""
         self.memory: Memory | None = None
         """What the policy remembers, one entry per scope; None if it remembers nothing."""
+        self.past: Past | None = None
+        """What radii have learned of each scope; None if they are numbers."""
         self.fit(layout)
 
     def reset(self) -> None:
         """Start anew, in place."""
         self.steps = 0
-        for tensor in (self.skipped, self.dropped, self.streak, *_columns(self.memory)):
+        for tensor in (self.skipped, self.dropped, self.streak, *self._columns()):
             tensor.zero_()
+
+    def _columns(self) -> list[Tensor]:
+        """All columns that have an entry for each scope."""
+        return [x for table in (self.memory, self.past) if table is not None for x in table.known()]
 
     def follow(self, other: "Ledger", *, counts: bool = True, unless: Tensor | None = None) -> None:
         """Take over what ``other`` has, unless this is true; with ``counts`` also its steps and skips."""
         pairs = [(self.dropped, other.dropped)]
-        pairs += list(zip(_columns(self.memory), _columns(other.memory), strict=True))
+        pairs += list(zip(self._columns(), other._columns(), strict=True))
         if counts:
             self.steps = other.steps
             pairs += [(self.skipped, other.skipped), (self.streak, other.streak)]
@@ -215,6 +226,7 @@ class Ledger:
 
     def fit(self, layout: Layout, old: Layout | None = None) -> None:
         """Make room for the scopes of ``layout``, taking over those that ``old`` had already."""
+        self._fit_past(layout, old)
         before, self.memory = self.memory, None
         policy = layout.rules[0].policy
         if not any(rule.remembers for rule in layout.rules):
@@ -233,6 +245,29 @@ class Ledger:
                 for mine, theirs in zip(self.memory.known(), before.known(), strict=True):
                     mine[k] = theirs[place]
 
+    def _fit_past(self, layout: Layout, old: Layout | None) -> None:
+        """The same for what radii have learned: it stays where the same vector has the same kind of radius."""
+        before, self.past = self.past, None
+        rules = [rule.region.rule for rule in layout.rules if rule.region.rule is not None]
+        keeps = {name for rule in rules for name in rule.keeps}
+        if not keeps:
+            return
+        count = self.skipped.new_zeros(len(layout.scopes))
+        averages = [count.to(self.dropped.dtype) if name in keeps else None for name in ("first", "second")]
+        length = max(rule.length for rule in rules)
+        window = self.dropped.new_zeros(len(layout.scopes), length) if length else None
+        self.past = Past(count, *averages, window)
+        if old is None or before is None:
+            return
+        places = {(name, _kind_of(old.rules[rule])): k for k, (rule, name) in enumerate(old.scopes)}
+        for k, (rule, name) in enumerate(layout.scopes):
+            place = places.get((name, _kind_of(layout.rules[rule])))
+            if place is None or layout.rules[rule].region.rule is None:
+                continue
+            for mine, theirs in zip(self.past, before, strict=True):
+                if mine is not None and theirs is not None and mine[k].shape == theirs[place].shape:
+                    mine[k] = theirs[place]
+
     def write(self, groups: list[Group], layout: Layout, region: str) -> None:
         """Put the scalars into the param groups, where checkpoints find them."""
         for group, place in zip(groups, layout.groups, strict=True):
@@ -246,16 +281,21 @@ class Ledger:
             if self.memory is not None and rule.remembers:
                 names = _memory_keys(rule.policy)
                 group.update({key: column[scopes] for key, column in zip(names, self.memory.known(), strict=True)})
+            if self.past is not None and _kind_of(rule):
+                columns = zip(PAST.values(), self.past, strict=True)
+                group.update({key: column[scopes] for key, column in columns if column is not None})
 
-    def read(self, groups: list[Group], places: Places, policy: Policy) -> bool:
-        """Take the scalars over from param groups; False if a policy's memory did not fit and starts anew."""
-        fits = True
+    def read(self, groups: list[Group], places: Places, layout: Layout) -> bool:
+        """Take the scalars over from param groups; False if something remembered did not fit and starts anew."""
+        fits, policy = True, layout.rules[0].policy
         for group, place in zip(groups, places, strict=True):
             if STEPS not in group:
                 continue
             self.steps = int(group[STEPS])
             self.skipped.copy_(group[SKIPPED])
             self.dropped.copy_(group[DROPPED])
+            if self.past is not None and place is not None:
+                fits = self._read_past(group, layout.rules[place[0]], place[1]) and fits
             if self.memory is None or place is None or place[1].start == place[1].stop:
                 continue
             columns = [column[place[1]] for column in self.memory.known()]
@@ -269,9 +309,31 @@ class Ledger:
                 fits = fits and saved[0] is None
         return fits
 
+    def _read_past(self, group: Group, rule: Rule, scopes: slice) -> bool:
+        """Take over what the radius of a group has learned; False if there was something else."""
+        assert self.past is not None
+        kind = _kind_of(rule)
+        if not kind:
+            return True
+        columns = {
+            PAST[name]: column[scopes]
+            for name, column in zip(Past._fields, self.past, strict=True)
+            if column is not None
+        }
+        same = kind in str(group.get(AVERAGES, "")).split()
+        if same and all(key in group and group[key].shape == column.shape for key, column in columns.items()):
+            for key, column in columns.items():
+                column.copy_(group[key])
+            return True
+        for column in columns.values():
+            column.zero_()
+        return AVERAGES not in group
 
-def _columns(memory: Memory | None) -> list[Tensor]:
-    return [] if memory is None else memory.known()
+
+def _kind_of(rule: Rule) -> str:
+    """What the past of a rule's radius means; empty if there is none."""
+    found = rule.region.rule
+    return type(found).__name__ if found is not None and found.follows else ""
 
 
 def _memory_keys(policy: Policy) -> list[str]:
@@ -334,9 +396,9 @@ def take_over(
         for leaf in leaves:
             if leaf.rule == place[0] and (not members or id(leaf.param) in members):
                 drop_unused(home.peek(leaf.param), rule, keep_averages=same)
-    kept = ledger.read(groups, places, layout.rules[0].policy) and kept
+    kept = ledger.read(groups, places, layout) and kept
     if saved != now:
         warn_user(
             f"The optimizer's state was written with {saved}, but this run clips with {now}. The carry is "
-            f"taken over as it is{'' if kept else '; moments and feed averages start anew'}."
+            f"taken over as it is{'' if kept else '; moments, averages and what radii have learned start anew'}."
         )

@@ -5,6 +5,7 @@ the few numbers per scope are worked out by NumPy. Elsewhere nothing here reads 
 ``nonfinite="raise"``.
 """
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,10 +13,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from carryclip.algorithm import unit_of
 from carryclip.diagnosis import LAST_STEP
 from carryclip.policy import Memory, Scaling, Sums
-from carryclip.scopes import NO_SCOPE, Figures, Totals, decide_all, figures, finished, metrics, per_scope, totals
+from carryclip.radius import Past
+from carryclip.scopes import (
+    NO_SCOPE,
+    Figures,
+    Follower,
+    Totals,
+    decide_all,
+    figures,
+    finished,
+    metrics,
+    per_scope,
+    rule_pasts,
+    rule_radii,
+    totals,
+)
 from carryclip.torch._agree import Aftermath, Agreement, Seen
 from carryclip.torch._bundles import Bundle, Plan, Planner, Sizes, Tuning
 from carryclip.torch._compiled import CompileMode
@@ -24,7 +38,7 @@ from carryclip.torch._layout import Gradients, Layout, Leaf
 from carryclip.torch._namespace import constant, host_xp, xp
 from carryclip.torch._pack import open_up
 from carryclip.torch._shards import local
-from carryclip.torch._state import AS_COMPUTED, KEYS, Ledger, OptimizerHome, OwnHome, Storage
+from carryclip.torch._state import AS_COMPUTED, KEYS, Ledger, OptimizerHome, OwnHome, Storage, wide
 
 ORDINARY = {Tensor, torch.nn.Parameter, type(None)}
 
@@ -189,7 +203,7 @@ class Stepper:
                 continue
             clear = False
             if bundle.rule.region.joint:
-                bundle.unit = unit_of(turn.sizes[bundle.number][0])
+                bundle.unit = bundle.rule.unit(turn.sizes[bundle.number])
                 clear = turn.host and self._is_clear(bundle.scope)
             bundle.sizes = turn.sizes[bundle.number]
             sums = bundle.kernel.measure(bundle, own, clear=clear, inspect=turn.inspect)
@@ -206,22 +220,28 @@ class Stepper:
             return None, None
         # What is clipped coordinate by coordinate has no radius of its own, and needs none here.
         radii = [turn.sizes[k][0] if turn.layout.rules[k].region.joint else 1.0 for k, _ in turn.layout.scopes]
+        past = self.ledger.past
         if not turn.host:
             radius = per_scope(xp, radii, found.sums.total_sq)
+            followers = _followers(turn, xp, found.sums.total_sq)
+            radius = rule_radii(xp, followers, radius, past, found.sums)
             scaling, moved = decide_all(xp, rules, found, radius, memory, skip, found.sums.total_sq)
             if memory is not None and moved is not None:
                 torch._foreach_copy_(memory.known(), moved.known())
+            if past is not None:
+                torch._foreach_copy_(past.known(), rule_pasts(xp, followers, past, found, skip).known())
             return radius, scaling
         radius = per_scope(host_xp, radii, np.float64)
-        known = None
-        if memory is not None:
-            noise = None if memory.noise is None else memory.noise.numpy()
-            known = Memory(memory.average.numpy(), memory.count.numpy(), noise)
+        known = None if memory is None else Memory.each(Tensor.numpy, memory)
+        before = None if past is None else Past.each(Tensor.numpy, past)
         with np.errstate(all="ignore"):
+            followers = _followers(turn, host_xp, np.float64)
+            radius = rule_radii(host_xp, followers, radius, before, found.sums)
             scaling, moved = decide_all(host_xp, rules, found, radius, known, None, np.float64)
+            if before is not None:
+                _overwrite(before, rule_pasts(host_xp, followers, before, found, None))
         if known is not None and moved is not None:
-            for old, new in zip(known.known(), moved.known(), strict=True):
-                np.copyto(old, new)
+            _overwrite(known, moved)
         return radius, scaling
 
     def _apply(self, turn: Turn, found: Totals | None, scaling: Scaling | None, skip: Tensor | None) -> list[Told]:
@@ -395,9 +415,41 @@ def _totals(turn: Turn, seen: Seen) -> Totals:
         present = np.array(plan.held) if turn.host else constant(plan.held, turn.device, torch.bool)
     sums = [each for _, each in own]
     where = [bundle.scope for bundle, _ in own]
-    units = [unit_of(turn.sizes[k][0]) if layout.rules[k].region.joint else 1.0 for k, _ in layout.scopes]
+    by_rule = [rule.unit(sizes) for rule, sizes in zip(layout.rules, turn.sizes, strict=True)]
+    units = [by_rule[k] for k, _ in layout.scopes]
+    for scope, square in _weights(turn):
+        sums.append(Sums(weight_sq=square))
+        where.append(scope)
     how = {"present": present, "rounding": plan.rounding, "units": units, "names": layout.measures}
     return totals(host_xp if turn.host else xp, sums, where, layout.scope_rules, like, **how)
+
+
+def _weights(turn: Turn) -> Iterator[tuple[int, Any]]:
+    """The scope of each parameter whose weights count, and their square; numbers on the host."""
+    spread = turn.layout.spread is not None
+    for leaf in turn.layout.weighs:
+        if turn.gradients[leaf.number] is None or (spread and not leaf.counted):
+            continue
+        weights = local(leaf.param).detach()
+        weights = torch.view_as_real(weights) if weights.is_complex() else weights
+        weights = weights.to(wide(weights.dtype)).reshape(-1)
+        square = xp.inner(weights, weights)
+        yield leaf.scope, square.item() if turn.host else square
+
+
+def _followers(turn: Turn, space: Any, like: Any) -> list[Follower]:
+    """The rules whose radius is not a number, with what they are given at this step."""
+    found = []
+    for number, mine in turn.layout.followers:
+        which = None if mine is None else space.vector([float(each) for each in mine], like) > 0.0
+        found.append(Follower(turn.layout.rules[number], turn.sizes[number][0], which))
+    return found
+
+
+def _overwrite(old: Any, new: Any) -> None:
+    """Put new columns in the place of old ones."""
+    for mine, theirs in zip(old.known(), new.known(), strict=True):
+        np.copyto(mine, theirs)
 
 
 def _within(scaling: Scaling, bundle: Bundle) -> bool:

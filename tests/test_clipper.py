@@ -332,7 +332,11 @@ SHARED = optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
         (lambda: Norm(NAN), ValueError, "Norm: radius must be above 0, got nan"),
         (lambda: Norm("1"), TypeError, "Norm: radius must be a number, a schedule"),
         (lambda: Norm([1.0, 2.0]), TypeError, "one radius holds for the whole vector"),
-        (lambda: Norm(1.0, over="layer"), ValueError, "over must be 'all', 'group' or 'tensor', got 'layer'"),
+        (
+            lambda: Norm(1.0, over="layer"),
+            ValueError,
+            "over must be .all., .group., .tensor., .row. or .column., got .layer.",
+        ),
         (lambda: Component([1.0, NAN]), ValueError, "Component: radius must be at least 0, got nan"),
         (lambda: Component([torch.tensor([1.0, -1.0])]), ValueError, "entries that are negative or NaN"),
         (lambda: Sign(math.inf), ValueError, "Sign: scale must be finite"),

@@ -395,8 +395,8 @@ def test_a_study_that_is_killed_goes_on(ranks, tmp_path, processes):
     (spec,) = read(LEARNING, "pair.toml").with_settings("imagenet", look_through(data).settings).specs
     words = [*reproduce(tmp_path, study, data, processes), "--keep"]
     pause = random.Random(processes).uniform
-    interrupt(words, store, signal.SIGKILL, pause(0.0, 0.5))
-    interrupt(words, store, signal.SIGTERM, pause(0.0, 0.5))
+    interrupt(words, store, signal.SIGKILL, pause(0.0, 0.1))
+    interrupt(words, store, signal.SIGTERM, pause(0.0, 0.1))
     state = checkpoints.read(checkpoints.place(store, spec), spec)
     assert state["step"] > 0  # in the middle of an epoch
     done = subprocess.run(words, capture_output=True, text=True, timeout=200)

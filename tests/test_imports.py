@@ -9,7 +9,7 @@ import carryclip
 
 SOURCE = Path(carryclip.__file__).parent
 CORE = {"algorithm", "regions", "moments", "carry", "policy", "mixing", "precision", "diagnosis", "scopes", "groups"}
-CORE |= {"_checks", "__init__"}
+CORE |= {"_checks", "__init__", "radius"}
 
 
 def loaded_after(statement):

@@ -25,6 +25,11 @@ class NumpyNamespace:
     vector = staticmethod(np.array)
 
     @staticmethod
+    def full(count: int, value: float, like: Any) -> np.ndarray:
+        """A vector of equal numbers."""
+        return np.full(count, value)
+
+    @staticmethod
     def concat(values: list[Any], like: Any) -> np.ndarray:
         """Vectors end to end."""
         return np.concatenate(values)

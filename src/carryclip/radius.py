@@ -136,7 +136,7 @@ class Radius:
 
     def __repr__(self) -> str:
         """The first number, and what differs from the defaults."""
-        first, *rest = sorted(fields(self), key=lambda each: each.kw_only)
+        first, *rest = sorted(fields(self), key=lambda each: bool(each.kw_only))
         words = [repr(getattr(self, first.name))]
         for each in rest:
             value = getattr(self, each.name)

@@ -203,7 +203,7 @@ class UClip:
         """Take each row, or column, for a tensor of its own. The first step must have all gradients."""
         if self._rows is None:
             self._shapes = [None if g is None else g.shape for g in gradients]
-            counts = [len(_parts(self._region(i), g)) for i, g in enumerate(gradients)]
+            counts = [1 if g is None else len(_parts(self._region(i), g)) for i, g in enumerate(gradients)]
             self._owner = [i for i, count in enumerate(counts) for _ in range(count)]
             regions = self.regions if isinstance(self.regions, Mapping) else {0: self.regions}
             whole = {k: _over_tensors(region) for k, region in regions.items()}

@@ -54,6 +54,9 @@ class Region:
         """What says the radius, if that is a rule and not a number."""
         return None
 
+    split: ClassVar[Any] = False
+    """True if vectors are parts of a tensor."""
+
     @property
     def scheduled(self) -> bool:
         """Whether a number of it changes with the step."""
@@ -151,15 +154,20 @@ class Norm(Region):
         return callable(self.radius if self.rule is None else self.rule.size)
 
     @property
-    def split(self) -> bool:
+    def split(self) -> bool:  # type: ignore[override]
         """Whether vectors are parts of a tensor."""
         return self.over in ("row", "column")
 
+    def axis(self, dimensions: int) -> int | None:
+        """The axis of a tensor along which its vectors lie, if ``split``; None if it is one vector."""
+        if dimensions < 2:
+            return None
+        return 0 if self.over == "row" else dimensions - 1
+
     def vectors(self, shape: Sequence[int]) -> int:
         """How many vectors there are in a tensor of this shape, if ``split``."""
-        if len(shape) < 2:
-            return 1
-        return shape[0] if self.over == "row" else shape[-1]
+        axis = self.axis(len(shape))
+        return 1 if axis is None else shape[axis]
 
     def sizes(self, step: Any) -> tuple[Any, ...]:
         """The radius at ``step``, or the number of its rule."""

@@ -3,26 +3,61 @@
 A scope is what is clipped as one vector under a ``Norm``: all parameters, a group, a tensor. All scopes of a clipper
 stand in one table, whichever region they belong to, and everything here has one entry for each. What a region clips
 coordinate by coordinate is one more scope if the carry policy keeps a memory of it; else it has none, and where a place
-is asked for it gives ``NO_SCOPE``. A backend with scopes finer than an array, such as rows, passes a slice of the table
-and one sum for each entry of it.
+is asked for it gives ``NO_SCOPE``. A tensor whose rows are scopes has a slice of the table, and one sum for each entry
+of it.
 
 Beside what ``carryclip.algorithm`` asks of ``xp``, this needs ``vector(values, like)`` (a list of scalars as a vector),
-``concat(values, like)`` (vectors end to end), ``total(values)`` (the sum of a list of scalars), ``max`` and
-``maximum``. ``like`` is whatever the backend makes vectors by, such as a type.
+``full(count, value, like)`` (a vector of equal numbers), ``concat(values, like)`` (vectors end to end),
+``total(values)`` (the sum of a list of scalars), ``max`` and ``maximum``. ``like`` is whatever the backend makes
+vectors by, such as a type.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from carryclip.algorithm import Rule, decide, decide_coordinates
 from carryclip.diagnosis import Diagnosis, last_step, of_scopes
 from carryclip.policy import Memory, Scaling, Sums
-from carryclip.radius import Past
+from carryclip.radius import Past, Radius
 
 NO_SCOPE = -1
 
 Place = int | slice
 """Which entry, or entries, of the table."""
+
+
+class Table:
+    """All scopes: the rule of each run of them, and how many a run has; more than one only where rows are scopes.
+
+    There may be a hundred thousand rows, so nothing here has a Python object for each.
+    """
+
+    def __init__(self, rules: Sequence[Rule], counts: Sequence[int]) -> None:
+        self.rules = list(rules)
+        self.counts = list(counts)
+        self.width = sum(counts)
+        self.single = self.width == len(self.rules)
+        """No run has more than one."""
+        self.names = [name for name in Sums._fields if any(name in rule.measures for rule in self.rules)]
+        """The sums that some of the rules need."""
+        joint = [rule.region.joint for rule in self.rules]
+        self.all_joint, self.any_joint = all(joint), any(joint)
+
+    def spread(self, xp: Any, values: Sequence[Any], like: Any) -> Any:
+        """One value for each run as a vector over all scopes; or as it is if all are the same."""
+        found = per_scope(xp, values, like) if self.single or len(values) == 1 else _same(values)
+        if found is not None:
+            return found
+        return xp.concat([xp.full(n, value, like) for value, n in zip(values, self.counts, strict=True)], like)
+
+    def which(self, xp: Any, chosen: Callable[[Rule], bool], like: Any) -> Any:
+        """The scopes whose rule is chosen, as a boolean vector; None if all are."""
+        mine = [float(chosen(rule)) for rule in self.rules]
+        if all(mine):
+            return None
+        found = self.spread(xp, mine, like)
+        return (xp.full(self.width, found, like) if isinstance(found, float) else found) > 0.0
 
 
 class Totals(NamedTuple):
@@ -41,51 +76,46 @@ def totals(
     xp: Any,
     sums: Sequence[Sums],
     where: Sequence[Place],
-    rules: Sequence[Rule],
+    table: Table,
     like: Any,
     *,
     present: Any = None,
     rounding: Sequence[float] = (),
     units: Sequence[float] = (),
-    names: Sequence[str] | None = None,
 ) -> Totals:
-    """Add up partial sums by scope; ``where`` says to which scope each belongs, and ``rules`` has the rule of each.
-
-    ``names`` are those that ``measured`` finds, where somebody has kept them.
-    """
+    """Add up partial sums by scope; ``where`` says to which scopes each belongs. ``rounding`` and ``units`` of runs."""
     found: dict[str, Any] = {}
-    for name in measured(rules) if names is None else names:
+    add_up = by_scope if table.single else by_slices
+    for name in table.names:
         values = [0.0 if getattr(each, name) is None else getattr(each, name) for each in sums]
-        found[name] = by_scope(xp, values, where, len(rules), like)
-    return Totals(Sums(**found), present, per_scope(xp, rounding or (0.0,), like), per_scope(xp, units or (1.0,), like))
-
-
-def measured(rules: Sequence[Rule]) -> list[str]:
-    """The sums that some of the rules need."""
-    return [name for name in Sums._fields if any(name in rule.measures for rule in rules)]
+        found[name] = add_up(xp, values, where, table.width, like)
+    rounds, scales = (table.spread(xp, given, like) for given in (rounding or (0.0,), units or (1.0,)))
+    return Totals(Sums(**found), present, rounds, scales)
 
 
 def per_scope(xp: Any, values: Sequence[Any], like: Any) -> Any:
     """One value for each scope as a vector; or as it is if they are all the same, so that no device need see it."""
+    found = _same(values)
+    return xp.vector(list(values), like) if found is None else found
+
+
+def _same(values: Sequence[Any]) -> Any:
+    """The value that all of them are; None if there is none."""
     first = values[0]
     for value in values:
         same = value is first or (
             isinstance(value, (int, float)) and isinstance(first, (int, float)) and value == first
         )
         if not same:
-            return xp.vector(list(values), like)
+            return None
     return first
 
 
-def by_scope(xp: Any, values: Sequence[Any], where: Sequence[Place], width: int, like: Any) -> Any:
+def by_scope(xp: Any, values: Sequence[Any], where: Sequence[Any], width: int, like: Any) -> Any:
     """A vector with the sum of the values that belong to each scope."""
     groups: list[list[Any]] = [[] for _ in range(width)]
     for value, place in zip(values, where, strict=True):
-        if isinstance(place, slice):
-            for k, entry in enumerate(value, place.start):
-                groups[k].append(entry)
-        else:
-            groups[place].append(value)
+        groups[place].append(value)
     found = []
     for group in groups:
         if len(group) == 1:
@@ -93,6 +123,27 @@ def by_scope(xp: Any, values: Sequence[Any], where: Sequence[Place], width: int,
         else:
             found.append(xp.total(group) if group else 0.0)
     return xp.vector(found, like)
+
+
+def by_slices(xp: Any, values: Sequence[Any], where: Sequence[Any], width: int, like: Any) -> Any:
+    """The same where some have an entry for each row: parts of the table end to end, with zeros between them."""
+    spans = [place if isinstance(place, slice) else slice(place, place + 1) for place in where]
+    edges = sorted({0, width, *(edge for span in spans for edge in (span.start, span.stop))})
+    by_start: dict[int, list[int]] = {}
+    for k, span in enumerate(spans):
+        by_start.setdefault(span.start, []).append(k)
+    open_now: list[int] = []
+    parts = []
+    for start, stop in pairwise(edges):
+        open_now = [k for k in open_now if spans[k].stop > start] + by_start.get(start, [])
+        part = xp.full(stop - start, 0.0, like)
+        for k in open_now:
+            value = values[k]
+            if getattr(value, "shape", ()) != ():
+                value = value[start - spans[k].start : stop - spans[k].start]
+            part = part + value
+        parts.append(part)
+    return xp.concat(parts, like)
 
 
 class Follower(NamedTuple):
@@ -104,12 +155,18 @@ class Follower(NamedTuple):
     mine: Any
     """Which scopes they are, as a boolean vector; None if all are."""
 
+    @property
+    def radius(self) -> Radius:
+        """What says the radius."""
+        assert self.rule.region.rule is not None
+        return self.rule.region.rule
+
 
 def rule_radii(xp: Any, followers: Sequence[Follower], radius: Any, past: Past | None, sums: Sums) -> Any:
     """The radius of every scope: ``radius``, but what a rule says where there is one."""
     for follower in followers:
         norm, weight = _norms(xp, follower, sums)
-        said = follower.rule.region.rule.radius(xp, past, follower.size, norm, weight)
+        said = follower.radius.radius(xp, past or Past(None), follower.size, norm, weight)
         said = xp.astype(said, norm.dtype)
         radius = said if follower.mine is None else xp.where(follower.mine, said, radius)
     return radius
@@ -119,11 +176,10 @@ def rule_pasts(xp: Any, followers: Sequence[Follower], past: Past, found: "Total
     """What the rules remember after the step."""
     moved = past
     for follower in followers:
-        rule = follower.rule.region.rule
-        if not rule.follows:
+        if not follower.radius.follows:
             continue
         norm, _ = _norms(xp, follower, found.sums)
-        own = rule.followed(xp, past, follower.size, norm)
+        own = follower.radius.followed(xp, past, follower.size, norm)
         moved = _chosen(xp, follower.mine, own, moved)
     for stays in (skip, None if found.present is None else ~found.present):
         if stays is not None:
@@ -152,17 +208,17 @@ def _chosen(xp: Any, which: Any, one: Past, other: Past) -> Past:
 
 
 def decide_all(
-    xp: Any, rules: Sequence[Rule], found: Totals, radius: Any, memory: Memory | None, skip: Any, like: Any
+    xp: Any, table: Table, found: Totals, radius: Any, memory: Memory | None, skip: Any, like: Any
 ) -> tuple[Scaling, Memory | None]:
-    """The scaling of every scope, and the policy's memory; ``rules`` has the rule of each, all with one policy."""
-    policy, joint = rules[0].policy, [rule.region.joint for rule in rules]
+    """The scaling of every scope, and the policy's memory; all rules have one policy."""
+    policy = table.rules[0].policy
     scaling, moved = Scaling(), memory
-    if any(joint):
+    if table.any_joint:
         scaling, moved = decide(xp, policy, found.sums, radius, memory, skip, found.rounding, found.unit)
-    if not all(joint):
+    if not table.all_joint:
         single, moved_too = decide_coordinates(xp, policy, found.sums, memory, skip)
-        if any(joint):
-            which = xp.vector([float(each) for each in joint], like) > 0.0
+        if table.any_joint:
+            which = table.which(xp, lambda rule: rule.region.joint, like)
             scaling = _merged(xp, which, scaling, single)
             if moved is not None and moved_too is not None:
                 moved = Memory.each(lambda x, y: xp.where(which, x, y), moved, moved_too)
@@ -210,8 +266,9 @@ def figures(
 ) -> Figures:
     """Add up what was seen while a step was done."""
     places = [width if place == NO_SCOPE else place for place in where]
+    add_up = by_slices if any(isinstance(place, slice) for place in places) else by_scope
     columns = [
-        by_scope(xp, [getattr(each, name) for each in diagnoses], places, width + 1, like)
+        add_up(xp, [getattr(each, name) for each in diagnoses], places, width + 1, like)
         for name in Diagnosis._fields[:-1]
     ]
     worst: Any = 0.0

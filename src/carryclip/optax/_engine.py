@@ -1,19 +1,23 @@
 """One step over all leaves, as a pure function: gradient -> measure -> decide -> apply -> update and state."""
 
+import operator
 from collections.abc import Callable
+from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from carryclip import scopes
 from carryclip.algorithm import Buffers, Outcome, Rule, apply, measure
 from carryclip.optax._layout import Layout, Leaf
-from carryclip.optax._namespace import xp
+from carryclip.optax._namespace import RowsNamespace, xp
 from carryclip.policy import Memory, Scaling, Sums
 from carryclip.radius import Past
-from carryclip.scopes import NO_SCOPE, Totals
+from carryclip.scopes import NO_SCOPE, Table, Totals
 
 
 class Job(NamedTuple):
@@ -46,7 +50,7 @@ class Result(NamedTuple):
 def run(
     jobs: list[Job],
     layout: Layout,
-    rules: list[Rule],
+    table: Table,
     memory: Memory | None,
     past: Past | None,
     axis_name: Any,
@@ -55,34 +59,36 @@ def run(
 ) -> Result:
     """Clip the gradients of all jobs; nothing is decided on the host.
 
-    ``rules`` has the rule of each scope. ``tally`` adds up what policies drop.
+    ``tally`` adds up what policies drop.
     """
     sums = [_measured(job) for job in jobs]
     scoped = [(job, s) for job, s in zip(jobs, sums, strict=True) if job.leaf.scope != NO_SCOPE]
-    found = _totals(scoped, rules) if scoped else None
-    skip = _skip(jobs, sums, found, rules, axis_name)
+    found = _totals(scoped, layout, table) if scoped else None
+    skip = _skip(jobs, sums, found, layout, table, axis_name)
     scaling = radius = None
     if found is not None:
         like = jnp.result_type(*(job.dtype for job, _ in scoped))
-        followers = _followers(scoped, rules, like)
-        radius = scopes.rule_radii(xp, followers, _radii(scoped, layout, found), past, found.sums)
+        followers = _followers(scoped, table, like)
+        radius = scopes.rule_radii(xp, followers, _radii(scoped, layout, table, found), past, found.sums)
         if past is not None:
             past = scopes.rule_pasts(xp, followers, lax.stop_gradient(past), found, skip)
-        scaling, memory = scopes.decide_all(xp, rules, found, radius, memory, skip, like)
+        scaling, memory = scopes.decide_all(xp, table, found, radius, memory, skip, like)
         if skip is not None:  # a skipped step sends 0 anyway, and 0·NaN would spoil its derivative
             calm = {name: jnp.where(skip, 1.0, value) for name, value in _factors(scaling).items()}
             scaling = scaling._replace(**calm)
 
     def applied(job: Job, **wanted: Any) -> Outcome:
         own = None if job.leaf.scope == NO_SCOPE or scaling is None else _own(scaling, job)
-        return apply(xp, job.rule, job.gradient, job.buffers, job.sizes, own, skip, job.dtype, seed=job.seed, **wanted)
+        space = _space(job.leaf)
+        given = job.gradient, job.buffers, job.sizes, own, skip, job.dtype
+        return apply(space, job.rule, *given, seed=job.seed, **wanted)
 
     def figures() -> jax.Array:
         seen: list[Any] = [applied(job, inspect=True).diagnosis for job in jobs]
         like = jnp.result_type(*(job.dtype for job in jobs))
-        where = [job.leaf.scope if job.rule.region.joint else NO_SCOPE for job in jobs]
+        where = [job.leaf.span if job.rule.region.joint else NO_SCOPE for job in jobs]
         clipped = None if scaling is None else scaling.clipped
-        width = len(layout.scopes) if clipped is not None else 0
+        width = layout.width if clipped is not None else 0
         return scopes.metrics(xp, scopes.figures(xp, seen, where, width, like, radius, clipped), like)
 
     outcomes = [applied(job, tally=tally) for job in jobs]
@@ -94,21 +100,27 @@ def run(
 
 
 def _measured(job: Job) -> Sums:
-    sums = measure(xp, job.rule, job.gradient, job.buffers, job.dtype, job.rule.unit(job.sizes), sizes=job.sizes)
+    space, unit = _space(job.leaf), job.rule.unit(job.sizes)
+    sums = measure(space, job.rule, job.gradient, job.buffers, job.dtype, unit, sizes=job.sizes)
     if job.weights is None:
         return sums
     weights = xp.astype(job.weights, job.dtype)
-    return sums._replace(weight_sq=xp.inner(weights, weights))
+    return sums._replace(weight_sq=space.inner(weights, weights))
 
 
-def _followers(scoped: list[tuple[Job, Sums]], rules: list[Rule], like: Any) -> list[scopes.Follower]:
+def _space(leaf: Leaf) -> Any:
+    """The array namespace, with a sum for each row where these are vectors."""
+    return RowsNamespace(leaf.axis) if leaf.rows else xp
+
+
+def _followers(scoped: list[tuple[Job, Sums]], table: Table, like: Any) -> list[scopes.Follower]:
     """The rules whose radius is not a number, with what they are given at this step."""
     found: list[scopes.Follower] = []
     for job, _ in scoped:
         if job.rule.region.rule is None or any(job.rule is known.rule for known in found):
             continue
-        mine = [float(rule is job.rule) for rule in rules]
-        found.append(scopes.Follower(job.rule, job.sizes[0], None if all(mine) else xp.vector(mine, like) > 0.0))
+        mine = table.which(xp, partial(operator.is_, job.rule), like)
+        found.append(scopes.Follower(job.rule, job.sizes[0], mine))
     return found
 
 
@@ -123,44 +135,51 @@ def guarded(values: jax.Array) -> jax.Array:
     return jnp.where(jnp.isfinite(values), values, lax.stop_gradient(values))
 
 
-def _totals(joint: list[tuple[Job, Sums]], rules: list[Rule]) -> Totals:
+def _totals(joint: list[tuple[Job, Sums]], layout: Layout, table: Table) -> Totals:
     """The sums of each scope, and what is known of it beforehand."""
-    width = len(rules)
-    rounding, units, held = [0.0] * width, [1.0] * width, [False] * width
+    runs, place = _runs(layout), len(layout.scopes)
+    rounding, units, held = [0.0] * place, [1.0] * place, [False] * place
     for job, _ in joint:
-        scope = job.leaf.scope
-        held[scope], units[scope] = True, job.rule.unit(job.sizes)
+        run = runs[job.leaf.scope]
+        held[run], units[run] = True, job.rule.unit(job.sizes)
         if job.gradient.dtype != job.dtype:
-            rounding[scope] = max(rounding[scope], float(jnp.finfo(job.gradient.dtype).eps) / 2)
+            rounding[run] = max(rounding[run], float(jnp.finfo(job.gradient.dtype).eps) / 2)
     like = jnp.result_type(*(job.dtype for job, _ in joint))
     found = scopes.totals(
         xp,
         [sums for _, sums in joint],
-        [job.leaf.scope for job, _ in joint],
-        rules,
+        [job.leaf.span for job, _ in joint],
+        table,
         like,
-        present=None if all(held) else jnp.array(held),
+        present=None if all(held) else jnp.repeat(jnp.array(held), np.array(table.counts)),
         rounding=rounding,
         units=units,
     )
     return found._replace(sums=found.sums._replace(total_sq=guarded(found.sums.total_sq)))
 
 
-def _radii(joint: list[tuple[Job, Sums]], layout: Layout, found: Totals) -> Any:
+def _radii(joint: list[tuple[Job, Sums]], layout: Layout, table: Table, found: Totals) -> Any:
     """The radius of each vector, or one for all; of other scopes, or if it takes no part, it is of no interest."""
-    by_scope = {job.leaf.scope: job.sizes[0] for job, _ in joint if job.rule.region.joint}
-    absent = next(iter(by_scope.values()), 1.0)
-    radii = [by_scope.get(scope, absent) for scope in range(len(layout.scopes))]
-    return scopes.per_scope(xp, radii, found.sums.total_sq)
+    runs = _runs(layout)
+    by_run = {runs[job.leaf.scope]: job.sizes[0] for job, _ in joint if job.rule.region.joint}
+    absent = next(iter(by_run.values()), 1.0)
+    radii = [by_run.get(run, absent) for run in range(len(layout.scopes))]
+    return table.spread(xp, radii, found.sums.total_sq)
 
 
-def _skip(jobs: list[Job], sums: list[Sums], found: Totals | None, rules: list[Rule], axis_name: Any) -> Any:
+def _runs(layout: Layout) -> dict[int, int]:
+    """The number of the run that begins at a scope."""
+    starts = accumulate((count for _, count in layout.scopes[:-1]), initial=0)
+    return {start: run for run, start in enumerate(starts)}
+
+
+def _skip(jobs: list[Job], sums: list[Sums], found: Totals | None, layout: Layout, table: Table, axis_name: Any) -> Any:
     """Whether this step must not count; None if nothing can stop it. Devices along ``axis_name`` decide alike."""
-    flags = [s.bad for job, s in zip(jobs, sums, strict=True) if s.bad is not None and job.rule.can_reject]
-    norms = [scope for scope, rule in enumerate(rules) if rule.region.joint]
-    if found is not None and norms and rules[norms[0]].can_reject:
-        squares = found.sums.total_sq
-        flags.append(~xp.allfinite(squares if len(norms) == len(rules) else squares[jnp.array(norms)]))
+    flags = [jnp.any(s.bad) for job, s in zip(jobs, sums, strict=True) if s.bad is not None and job.rule.can_reject]
+    norms = [rule for rule in table.rules if rule.region.joint]
+    if found is not None and norms and norms[0].can_reject:
+        squares, which = found.sums.total_sq, table.which(xp, lambda rule: rule.region.joint, found.sums.total_sq)
+        flags.append(~xp.allfinite(squares if which is None else jnp.where(which, squares, 0.0)))
     if not flags:
         return None
     bad = jnp.any(jnp.stack(flags))
@@ -169,10 +188,11 @@ def _skip(jobs: list[Job], sums: list[Sums], found: Totals | None, rules: list[R
 
 def _own(scaling: Scaling, job: Job) -> Scaling:
     """A vector's scalars, in the precision of one of its arrays."""
-    scope = job.leaf.scope
+    span = job.leaf.span
+    shape = [job.leaf.rows if k == job.leaf.axis else 1 for k in range(job.gradient.ndim)] if job.leaf.rows else ()
 
     def own(values: Any) -> Any:
-        return values[scope].astype(job.dtype) if hasattr(values, "shape") else values
+        return values[span].astype(job.dtype).reshape(shape) if hasattr(values, "shape") else values
 
     used = scaling._replace(dropped=None, clipped=None)
     return Scaling(*(own(values) for values in used))

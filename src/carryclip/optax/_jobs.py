@@ -134,7 +134,7 @@ def _check_gates(book: Rulebook, layout: Layout, state: UClipState) -> None:
     columns = 3 if book.rules[0].policy.noisy else 2
     if wanted != found or any(len(kept) != columns for kept in state.gate):
         raise ValueError(_ANOTHER.format(f"it has gates for {found} vectors where {wanted} are clipped"))
-    if jax.tree.structure(state.radii) != jax.tree.structure(no_past(book.rules, len(layout.scopes), jnp.float32)):
+    if jax.tree.structure(state.radii) != jax.tree.structure(no_past(book.rules, layout.width, jnp.float32)):
         raise ValueError(_ANOTHER.format("its radii have learned something else"))
 
 

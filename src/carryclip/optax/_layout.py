@@ -1,6 +1,7 @@
 """Which leaves of a tree are clipped, by which rule, as part of which vector. All of it is known when tracing."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from carryclip import _checks
 from carryclip.algorithm import NonFinite, Rule, rule_number
 from carryclip.carry import CarryPolicy
 from carryclip.regions import Norm, check_region
-from carryclip.scopes import NO_SCOPE
+from carryclip.scopes import NO_SCOPE, Place
 
 Tree = Any
 
@@ -59,7 +60,16 @@ class Leaf:
     index: int
     """Position among the leaves of its rule."""
     scope: int
-    """Its entry in the table of scopes; ``NO_SCOPE`` if it has none."""
+    """Its entry in the table of scopes, or the first if its rows have one each; ``NO_SCOPE`` if it has none."""
+    rows: int = 0
+    """How many rows have an entry; 0 if they have none."""
+    axis: int | None = None
+    """Along which they lie; None if there is but one."""
+
+    @property
+    def span(self) -> Place:
+        """Its entry, or entries, in the table of scopes."""
+        return slice(self.scope, self.scope + self.rows) if self.rows else self.scope
 
 
 @dataclass(frozen=True)
@@ -67,11 +77,17 @@ class Layout:
     """The clipped leaves, and all scopes: the rule of each, those of one rule side by side."""
 
     leaves: list[Leaf]
-    scopes: list[int]
+    scopes: list[tuple[int, int]]
+    """Run by run: the rule, and how many scopes there are, more than one only for rows."""
+
+    @property
+    def width(self) -> int:
+        """How many scopes there are."""
+        return sum(count for _, count in self.scopes)
 
     def vectors(self, rule: int) -> int:
         """How many scopes a rule has."""
-        return self.scopes.count(rule)
+        return sum(count for owner, count in self.scopes if owner == rule)
 
 
 class Rulebook:
@@ -128,29 +144,35 @@ class Rulebook:
 
     def layout(self, tree: Tree, clippable: list[bool]) -> Layout:
         """Lay out the leaves of ``tree``; ``clippable`` says which of them can be clipped at all."""
-        names, _, _ = named_leaves(tree)
+        names, entries, _ = named_leaves(tree)
         labels = self._labels(tree, names)
         counts, own = [0] * len(self.rules), [{} for _ in self.rules]
+        lengths: list[list[int]] = [[] for _ in self.rules]
         leaves: list[Leaf] = []
         for place, (name, label, eligible) in enumerate(zip(names, labels, clippable, strict=True)):
             rule = self._number(name, label) if eligible else None
             if rule is None:
                 continue
-            scope = NO_SCOPE
+            scope, rows, axis = NO_SCOPE, 0, None
             region = self.rules[rule].region
             if self.rules[rule].has_scope:
                 over = region.over if isinstance(region, Norm) else "all"
-                vector = {"all": "all", "group": label, "tensor": place}[over]
-                scope = own[rule].setdefault(vector, len(own[rule]))
-            leaves.append(Leaf(name, place, rule, counts[rule], scope))
+                vector = {"all": "all", "group": label}.get(over, place)
+                if isinstance(region, Norm) and region.split:
+                    shape = jnp.shape(entries[place])
+                    rows, axis = region.vectors(shape), region.axis(len(shape))
+                if vector not in own[rule]:
+                    own[rule][vector] = sum(lengths[rule])
+                    lengths[rule].append(rows or 1)
+                scope = own[rule][vector]
+            leaves.append(Leaf(name, place, rule, counts[rule], scope, rows, axis))
             counts[rule] += 1
-        table = [rule for rule, vectors in enumerate(own) for _ in vectors]
-        first = [table.index(rule) if rule in table else 0 for rule in range(len(own))]
+        first = list(itertools.accumulate((sum(found) for found in lengths), initial=0))
         moved = [
             leaf if leaf.scope == NO_SCOPE else dataclasses.replace(leaf, scope=first[leaf.rule] + leaf.scope)
             for leaf in leaves
         ]
-        return Layout(moved, table)
+        return Layout(moved, [(rule, count) for rule, found in enumerate(lengths) for count in found])
 
     def _labels(self, tree: Tree, names: list[str]) -> list[Any]:
         """The label of each leaf; None where it has none."""

@@ -32,6 +32,12 @@ class JaxNamespace:
         return jnp.stack([jnp.asarray(_fitted(value, dtype), dtype) for value in values])
 
     @staticmethod
+    def full(count: int, value: Any, like: Any) -> jax.Array:
+        """A vector of equal numbers, in the type ``like`` has or is."""
+        dtype = getattr(like, "dtype", like)
+        return jnp.full(count, _fitted(value, dtype), dtype)
+
+    @staticmethod
     def concat(values: list[Any], like: Any) -> jax.Array:
         """Vectors end to end, in the type ``like`` has or is."""
         return jnp.concatenate([jnp.asarray(value, getattr(like, "dtype", like)) for value in values])
@@ -121,6 +127,29 @@ class JaxNamespace:
         if dtype in (jnp.bfloat16, jnp.float16) and values.dtype in (jnp.float32, jnp.float64):
             values = _representable(values, jnp.finfo(dtype))
         return values.astype(dtype)
+
+
+class RowsNamespace(JaxNamespace):
+    """The same, but with a sum for each part of an array along ``axis``; None: one sum, as a vector of one."""
+
+    def __init__(self, axis: int | None) -> None:
+        self.axis = axis
+
+    def inner(self, x: jax.Array, y: jax.Array) -> jax.Array:  # type: ignore[override]
+        """The sum of x·y in each part."""
+        if self.axis is None:
+            return jnp.sum(x * y).reshape(1)
+        return jnp.sum(x * y, tuple(k for k in range(x.ndim) if k != self.axis))
+
+    def sums(self, terms: Iterable[Any], *, largest: bool) -> list[jax.Array]:  # type: ignore[override]
+        """The sum of each product of two arrays, in each part."""
+        assert not largest
+        return [lax.stop_gradient(self.inner(*term)) for term in terms]
+
+    def size(self, values: jax.Array) -> jax.Array:  # type: ignore[override]
+        """The number of entries of each part."""
+        parts = 1 if self.axis is None else values.shape[self.axis]
+        return jnp.full(parts, values.size / max(parts, 1))
 
 
 def _fitted(value: Any, dtype: Any) -> Any:

@@ -86,10 +86,10 @@ def no_past(rules: list[Rule], scopes: int, dtype: Any) -> Any:
         return None
     marks = {RMS: RMSRadii, Quantile: QuantileRadii, ZScore: ZScoreRadii, Average: AverageRadii}
     keeps = {name for rule in found for name in rule.keeps}
-    averages = [jnp.zeros(scopes, dtype) if name in keeps else None for name in ("first", "second")]
+    first, second = (jnp.zeros(scopes, dtype) if name in keeps else None for name in ("first", "second"))
     length = max(rule.length for rule in found)
     window = jnp.zeros((scopes, length), dtype) if length else None
-    return tuple(marks[type(rule)]() for rule in found), Past(jnp.zeros(scopes, jnp.int32), *averages, window)
+    return tuple(marks[type(rule)]() for rule in found), Past(jnp.zeros(scopes, jnp.int32), first, second, window)
 
 
 def mark_of(policy: Policy) -> Any:

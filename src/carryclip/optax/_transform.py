@@ -20,6 +20,7 @@ from carryclip.optax._radii import check_sizes
 from carryclip.optax._state import UClipState, Watch, kind_of, mark_of, no_past
 from carryclip.policy import Memory
 from carryclip.regions import Region
+from carryclip.scopes import Table
 
 Tree = Any
 
@@ -97,7 +98,7 @@ def uclip(
             **{name: zeros(book, name, layout, leaves, structure) for name in TREES},
             samples=jnp.zeros(len(leaves), jnp.int32) if "count" in book.buffers else None,
             gate=tuple(_no_memory(size, real, noisy=book.rules[0].policy.noisy) for size in rows),
-            radii=no_past(book.rules, len(layout.scopes), real),
+            radii=no_past(book.rules, layout.width, real),
             averages=tuple(kind_of(rule.region.estimator) for rule in book.rules),
             policy=mark_of(policy_of(carry)),
             watch=_fresh(real) if watched else None,
@@ -110,10 +111,10 @@ def uclip(
             return updates, state._replace(step=optax.safe_increment(state.step))
         if axis_name is not None:
             state = state._replace(watch=_varying(state.watch, jobs))
-        rules = [book.rules[number] for number in layout.scopes]
+        table = Table([book.rules[number] for number, _ in layout.scopes], [count for _, count in layout.scopes])
         past = None if state.radii is None else state.radii[1]
         past = None if past is None else past._replace(count=not_full(past.count))
-        result = run(jobs, layout, rules, _memory(state.gate), past, axis_name, tally=watched)
+        result = run(jobs, layout, table, _memory(state.gate), past, axis_name, tally=watched)
         for job, (sent, _) in zip(jobs, result.outcomes, strict=True):
             gradients[job.leaf.place] = join(sent, gradients[job.leaf.place])
         return structure.unflatten(gradients), _moved(state, jobs, result, metrics_every)

@@ -191,7 +191,7 @@ class Agreement:
         vector.put(0.0 if bad is None else bad)
         vector.put(0.0 if outside is None else outside)
         # A norm of one whole tensor is the affair of the rank that has it.
-        shared = [k for k, own in enumerate(layout.own) if not own]
+        shared = layout.shared
         columns = _columns(totals, shared) if totals is not None else []
         for column in columns:
             vector.put(column)
@@ -277,8 +277,8 @@ def _overflows(layout: Layout, totals: Totals | None, bad: Any, *, host: bool, o
         return bad
     squares = totals.sums.total_sq
     if only_own:
-        squares = squares[[k for k, own in enumerate(layout.own) if own]]
-    elif len(layout.norms) < len(layout.scopes):
+        squares = squares[layout.own]
+    elif len(layout.norms) < layout.table.width:
         squares = squares[layout.norms]
     if host:
         return bad or not bool(np.isfinite(squares).all())

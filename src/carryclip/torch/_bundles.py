@@ -7,6 +7,7 @@ every step.
 """
 
 from collections.abc import Callable
+from itertools import accumulate, count
 from typing import Any, NamedTuple
 
 import torch
@@ -55,6 +56,10 @@ class Bundle:
         self.number = leaf.rule
         """Of the rule, in the layout."""
         self.scope = leaf.scope
+        self.place = leaf.place
+        """Its entry in the table of scopes, or a range if its rows have one each."""
+        self.axis = leaf.axis
+        """Along which its rows lie."""
         self.counted = leaf.counted
         self.narrow = narrow
         """The gradients' type."""
@@ -104,6 +109,10 @@ class Bundle:
             if source.whole:
                 found.append(gradient)
                 continue
+            if source.rows:
+                gradient = gradient.view(source.rows, -1)
+                found += gradient.split(source.cut) if source.cut else [gradient]
+                continue
             if source.order is not None:
                 gradient = gradient.permute(source.order)
             gradient = gradient.view(-1)
@@ -137,9 +146,9 @@ class Plan(NamedTuple):
     memory: list[int]
     """Where each of these lies, if it is an ordinary tensor: ``buffer.data = ...`` gives it other memory."""
     rounding: list[float]
-    """How far, relative to its size, rounding to the narrowest gradient's type may move each scope's update."""
+    """How far, relative to its size, rounding to the narrowest gradient's type may move each run's updates."""
     held: list[bool]
-    """Whether each scope has a gradient."""
+    """Whether each run of scopes has a gradient."""
 
     def holds(self) -> bool:
         """Whether the state still has these buffers, and not others that were put in their place."""
@@ -305,6 +314,8 @@ class Planner:
                 entries = packer.entries(leaf.param)
                 bundle.add_whole(open_up(leaf, gradient, bundle.rule, entries, self.storage, write=True, scale=None))
             return []
+        if bundle.rule.region.split:
+            return [leaf for leaf, gradient in members if not packer.add_rows(bundle, leaf, gradient, cut=stretch)]
         return [leaf for leaf, _ in packer.add(bundle, members, cut=stretch)]
 
     def _opened(
@@ -315,7 +326,9 @@ class Planner:
         assert gradient is not None
         entries = home.entries(leaf.param)
         opened = open_up(leaf, gradient, rule, entries, self.storage, write=self.write, scale=scale)
-        bundle = Bundle(rule, leaf, opened.gradient.dtype, self.kernels.pure)
+        bundle = Bundle(
+            rule, leaf, opened.gradient.dtype, self.kernels.rows if rule.region.split else self.kernels.pure
+        )
         bundle.rounds = self.storage.rounds(rule)
         bundle.count = opened.stored.count
         own = sizes_of(leaf, rule, sizes[leaf.rule], opened)
@@ -352,16 +365,18 @@ def _places(kept: list[tuple[Tensor, str, Tensor]]) -> list[int]:
 
 
 def _known(layout: Layout, gradients: Gradients) -> tuple[list[float], list[bool]]:
-    """(rounding, held) of each scope; see ``Plan``."""
+    """(rounding, held) of each run of scopes; see ``Plan``."""
+    runs = dict(zip(accumulate([run.length for run in layout.scopes[:-1]], initial=0), count(), strict=False))
     rounding, held = [0.0] * len(layout.scopes), [False] * len(layout.scopes)
     for leaf, gradient in zip(layout.leaves, gradients, strict=True):
         if gradient is None or leaf.scope == NO_SCOPE:
             continue
+        run = runs[leaf.scope]
         # Of a tensor without entries here, other ranks may have some; without other ranks nobody has.
-        held[leaf.scope] |= layout.spread is not None or gradient.numel() > 0
+        held[run] |= layout.spread is not None or gradient.numel() > 0
         kind = gradient.dtype.to_real()
         if kind != wide(kind):
-            rounding[leaf.scope] = max(rounding[leaf.scope], torch.finfo(kind).eps / 2)
+            rounding[run] = max(rounding[run], torch.finfo(kind).eps / 2)
     return rounding, held
 
 

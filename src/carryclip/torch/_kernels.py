@@ -4,6 +4,7 @@
     Recorded   the same functions as programs that write in place: flat arrays on the CPU, where values can be read
     Listed     constant regions on a device: each line is one launch for a whole list of tensors
     Compiled   the same functions through ``torch.compile``: large arrays, on request
+    Rows       the same functions with a sum for each row, where each row is a vector
 
 ``Kernel`` says what each must do. ``Kernels.choose`` takes the first that suits, so that one more is a class here and
 an entry there; the battery proves each of them equal to the reference.
@@ -11,6 +12,7 @@ an entry there; the battery proves each of them equal to the reference.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -26,7 +28,7 @@ from carryclip.regions import Component
 from carryclip.torch import _compiled
 from carryclip.torch._bundles import Bundle, Tuning
 from carryclip.torch._compiled import NotCompiledError
-from carryclip.torch._namespace import xp
+from carryclip.torch._namespace import RowsNamespace, xp
 from carryclip.torch._pack import Piece
 from carryclip.torch._record import NotRecordableError, Program, filled, record
 
@@ -150,7 +152,7 @@ class Pure:
         sizes = call.sizes if piece.sizes is None else piece.sizes
         skip = None if call.skip is None else call.skip.to(array.device, non_blocking=True)
         outcome = apply(
-            xp,
+            self.space(bundle),
             bundle.rule,
             array,
             piece.buffers,
@@ -173,6 +175,10 @@ class Pure:
             else:
                 piece.rows.stored[k].index_put_(piece.rows.rows, new)
         return Told(outcome.dropped_sq, outcome.diagnosis)
+
+    def space(self, bundle: Bundle) -> Any:
+        """The array namespace."""
+        return xp
 
 
 class Compiled(Pure):
@@ -237,7 +243,7 @@ class Recorded(Pure):
             bundle.tame, bad = _looked_at(arrays, bundle.dtype) if rule.can_reject else (False, None)
             return Sums(bad=bad)
         carries = rule.policy.carries and (rule.policy.gated or not clear)
-        program, shape = self._program(
+        program, names = self._program(
             ("measure", id(rule), bundle.narrow, carries, bundle.unit), _measure_of, bundle, carries
         )
         found = None
@@ -245,12 +251,13 @@ class Recorded(Pure):
             stored = (piece.buffers.carry,) if carries else ()
             mine = program.run(array, *stored, *self._room(program, array))
             found = mine if found is None else [x + y for x, y in zip(found, mine, strict=True)]
-        sums = filled(shape, found or ())
-        if not carries and "dot" in rule.measures:
-            sums = sums._replace(carry_sq=0.0, dot=0.0)
+        sums: dict[str, Any] = dict(zip(names, found or (), strict=True))
+        if not carries and (rule.policy.gated or rule.policy.mixes):
+            sums |= {"carry_sq": 0.0, "dot": 0.0}
         # Where the pure functions add up, in the type of the buffers, this would have overflowed.
-        total_sq = sums.total_sq if sums.total_sq <= torch.finfo(bundle.dtype).max else math.inf
-        return sums._replace(bad=not math.isfinite(total_sq), total_sq=total_sq)
+        if sums["total_sq"] > torch.finfo(bundle.dtype).max:
+            sums["total_sq"] = math.inf
+        return Sums(not math.isfinite(sums["total_sq"]), **sums)
 
     def _measure_coordinates(self, bundle: Bundle, arrays: list[Tensor]) -> Sums:
         """The sums of what is clipped coordinate by coordinate, and whether its entries are tame."""
@@ -375,8 +382,8 @@ def _to_measure(rule: Rule, piece: Piece, clear: bool) -> Buffers:
     return piece.buffers._replace(carry=None) if clear and "dot" not in rule.measures else piece.buffers
 
 
-def _measure_of(bundle: Bundle, carries: bool) -> tuple[Program, Any]:
-    """``measure`` of a norm as a program."""
+def _measure_of(bundle: Bundle, carries: bool) -> tuple[Program, list[str]]:
+    """``measure`` of a norm as a program, and the names of the sums it returns."""
     arrays = {"gradient": bundle.narrow} | ({"carry": _kind(bundle, "carry")} if carries else {})
 
     def function(tape: Any, symbols: dict[str, Any], numbers: dict[str, Any]) -> Any:
@@ -384,7 +391,8 @@ def _measure_of(bundle: Bundle, carries: bool) -> tuple[Program, Any]:
         sums = measure(tape, bundle.rule, symbols["gradient"], own, bundle.dtype, bundle.unit)
         return {}, sums._replace(bad=None)
 
-    return record(function, arrays, ())
+    program, sums = record(function, arrays, ())
+    return program, [name for name in Sums._fields if getattr(sums, name) is not None]
 
 
 def _read_to_measure(rule: Rule) -> list[str]:
@@ -470,6 +478,54 @@ def _apply_of(
 def _kind(bundle: Bundle, name: str) -> torch.dtype:
     """The type a buffer is stored in."""
     return getattr(bundle.pieces[0].buffers, name).dtype
+
+
+class Rows(Pure):
+    """The pure functions with a sum for each row, or column, of a tensor: sums and scalars are vectors of these."""
+
+    def suits(self, case: Case) -> bool:
+        """Where rows are vectors."""
+        return case.rule.region.split
+
+    def measure(self, bundle: Bundle, arrays: list[Tensor], *, clear: bool, inspect: bool) -> Sums:
+        """The sums of each row."""
+        rows, unit = _rows(bundle.axis), bundle.unit
+        parts = []
+        for piece, array in zip(bundle.pieces, arrays, strict=True):
+            parts.append(measure(rows, bundle.rule, array, piece.buffers, bundle.dtype, unit))
+        bad, *sums = (_end_to_end(column) for column in zip(*parts, strict=True))
+        return Sums(bad.any(), *sums)
+
+    def apply(self, bundle: Bundle, arrays: list[Tensor], call: Call) -> Told:
+        """Write updates and buffers."""
+        told, start = [], 0
+        for piece, array in zip(bundle.pieces, arrays, strict=True):
+            count = 1 if bundle.axis is None else array.shape[bundle.axis]
+            shape = [count if k == bundle.axis else 1 for k in range(array.dim())]
+            assert call.scaling is not None
+            own = [x[start : start + count].view(shape) if isinstance(x, Tensor) else x for x in call.scaling]
+            told.append(self.apply_one(bundle, piece, array, call._replace(scaling=Scaling(*own)), Age()))
+            start += count
+        diagnoses = [each.diagnosis for each in told if each.diagnosis is not None]
+        if not diagnoses:
+            return Told()
+        return Told(None, Diagnosis(*(_end_to_end(column) for column in zip(*diagnoses, strict=True))))
+
+    def space(self, bundle: Bundle) -> Any:
+        """Sums of rows."""
+        return _rows(bundle.axis)
+
+
+@cache
+def _rows(axis: int | None) -> RowsNamespace:
+    return RowsNamespace(axis)
+
+
+def _end_to_end(values: Sequence[Any]) -> Any:
+    """Vectors of several arrays as one; what is the same number for all stays one."""
+    if not isinstance(values[0], Tensor):
+        return values[0]
+    return values[0] if len(values) == 1 else torch.cat(list(values))
 
 
 class Listed:
@@ -742,11 +798,11 @@ class Kernels:
     def __init__(self, tuning: Tuning) -> None:
         self.tuning = tuning
         self.case = Case
-        self.pure, self.recorded = Pure(), Recorded()
-        self.by_preference: list[Kernel] = [Compiled(), self.recorded, Listed(), self.pure]
+        self.pure, self.recorded, self.rows = Pure(), Recorded(), Rows()
+        self.by_preference: list[Kernel] = [self.rows, Compiled(), self.recorded, Listed(), self.pure]
 
     def choose(self, case: Case) -> Kernel:
         """The first that suits ordinary gradients; unusual ones go to ``pure``."""
-        if self.tuning.way == "pure":
+        if self.tuning.way == "pure" and not case.rule.region.split:
             return self.pure
         return next(kernel for kernel in self.by_preference if kernel.suits(case))

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +14,8 @@ from carryclip.algorithm import NonFinite, Rule, rule_number
 from carryclip.carry import CarryPolicy
 from carryclip.groups import GROUP_KEY, Group, RegionMap, describe  # noqa: F401 (imported from here by others)
 from carryclip.regions import Norm, Region
-from carryclip.scopes import NO_SCOPE, measured
-from carryclip.torch._shards import Spread, is_sharded, local_gradient, spread_of
+from carryclip.scopes import NO_SCOPE, Place, Table
+from carryclip.torch._shards import Spread, is_sharded, local_gradient, local_range, spread_of
 
 Gradients = list[Tensor | None]
 """By number of the parameter; what is here of those that are spread over ranks."""
@@ -36,11 +36,24 @@ class Leaf:
     index: int
     """Position among the parameters of its rule: where a list of radii has its entry."""
     scope: int
-    """Its entry in the table of scopes; ``NO_SCOPE`` if it has none."""
+    """Its entry in the table of scopes, or the first if its rows have one each; ``NO_SCOPE`` if it has none."""
+    place: Place = NO_SCOPE
+    """The same, or those of its rows that are here."""
+    axis: int | None = None
+    """Along which its rows lie; None if it has none, or one."""
     sharded: bool = False
     """It is a ``DTensor``, of which only a part may be here."""
     counted: bool = True
     """False where another rank has the same entries and counts them."""
+
+
+class Run(NamedTuple):
+    """Scopes side by side: one, or those of a tensor's rows."""
+
+    rule: int
+    name: Hashable
+    """Stays when groups are added."""
+    length: int = 1
 
 
 @dataclass
@@ -49,8 +62,8 @@ class Layout:
 
     rules: list[Rule] = field(default_factory=list)
     leaves: list[Leaf] = field(default_factory=list)
-    scopes: list[tuple[int, Hashable]] = field(default_factory=list)
-    """The table of scopes: the rule of each, and a name that stays when groups are added."""
+    scopes: list[Run] = field(default_factory=list)
+    """The table of scopes, run by run."""
     groups: Places = field(default_factory=list)
     spread: Spread | None = None
     """How the parameters lie on ranks; None if this process has all of them."""
@@ -67,29 +80,28 @@ class Layout:
         return next((rule for rule in self.rules if rule.region.joint), None)
 
     @cached_property
-    def scope_rules(self) -> list[Rule]:
-        """The rule of each scope."""
-        return [self.rules[number] for number, _ in self.scopes]
-
-    @cached_property
-    def measures(self) -> list[str]:
-        """The sums that are made for the scopes."""
-        return measured(self.scope_rules)
+    def table(self) -> Table:
+        """The rules of the scopes, for what belongs to all of them."""
+        return Table([self.rules[run.rule] for run in self.scopes], [run.length for run in self.scopes])
 
     @cached_property
     def norms(self) -> list[int]:
         """The scopes that are clipped as one vector."""
-        return [k for k, rule in enumerate(self.scope_rules) if rule.region.joint]
+        return self._places([self.rules[run.rule].region.joint for run in self.scopes])
+
+    def _places(self, chosen: list[bool]) -> list[int]:
+        """The scopes of the runs that are chosen."""
+        found, start = [], 0
+        for run, mine in zip(self.scopes, chosen, strict=True):
+            found += range(start, start + run.length) if mine else ()
+            start += run.length
+        return found
 
     @cached_property
-    def followers(self) -> list[tuple[int, list[bool] | None]]:
-        """The rules whose radius is not a number, and which scopes are theirs; None for all."""
-        found: list[tuple[int, list[bool] | None]] = []
-        for number, rule in enumerate(self.rules):
-            mine = [owner == number for owner, _ in self.scopes]
-            if rule.region.rule is not None and any(mine):
-                found.append((number, None if all(mine) else mine))
-        return found
+    def followers(self) -> list[int]:
+        """The rules whose radius is not a number."""
+        there = {run.rule for run in self.scopes}
+        return [number for number in sorted(there) if self.rules[number].region.rule is not None]
 
     @cached_property
     def weighs(self) -> list[Leaf]:
@@ -108,10 +120,16 @@ class Layout:
         return any(rule.can_reject for rule in self.rules)
 
     @cached_property
-    def own(self) -> list[bool]:
-        """Whether each scope is a whole tensor that only one rank has, so that it needs no other."""
+    def own(self) -> list[int]:
+        """The scopes of whole tensors that only one rank has, so that they need no other."""
         whole = self.spread is not None and self.spread.whole
-        return [whole and _stands_alone(self.rules[rule].region) for rule, _ in self.scopes]
+        return self._places([whole and _stands_alone(self.rules[run.rule].region) for run in self.scopes])
+
+    @cached_property
+    def shared(self) -> list[int]:
+        """The other scopes."""
+        own = set(self.own)
+        return [k for k in range(self.table.width) if k not in own]
 
     @cached_property
     def members(self) -> Counter[int]:
@@ -139,11 +157,16 @@ def build(
         scopes = _add_scopes(layout, rule, group, number, fresh)
         names = group.get("param_names") or [f"group {number}, parameter {place}" for place in range(len(params))]
         name_of = dict(zip(params, names, strict=True))
-        for place, param in enumerate(fresh):
-            scope = scopes.start if layout.rules[rule].has_scope else NO_SCOPE
-            if _over(region) == "tensor":
-                scope += place
-            leaves.append(Leaf(param, name_of[param], len(leaves), rule, counts[rule], scope))
+        at = scopes.start if layout.rules[rule].has_scope else NO_SCOPE
+        for param in fresh:
+            leaf = Leaf(param, name_of[param], len(leaves), rule, counts[rule], at, at)
+            if isinstance(region, Norm) and region.split:
+                leaf.axis = region.axis(param.dim())
+                leaf.place = slice(at, at + region.vectors(param.shape))
+                at = leaf.place.stop
+            elif _over(region) == "tensor":
+                at += 1
+            leaves.append(leaf)
             counts[rule] += 1
         layout.groups.append((rule, scopes))
     if not seen:
@@ -155,13 +178,21 @@ def build(
     if layout.spread is not None:
         for leaf, counted in zip(leaves, layout.spread.counted, strict=True):
             leaf.counted, leaf.sharded = counted, is_sharded(leaf.param)
+            if leaf.axis is not None and leaf.sharded:
+                here = local_range(leaf.param, leaf.axis)
+                leaf.place = slice(leaf.scope + here.start, leaf.scope + here.stop)
     return layout
+
+
+def _vectors(region: Region, param: Tensor) -> int:
+    """How many vectors a tensor falls into."""
+    return region.vectors(param.shape) if isinstance(region, Norm) and region.split else 1
 
 
 def _stands_alone(region: Region) -> bool:
     """Whether a tensor is clipped without a look at others."""
     alone = region.rule is None or region.rule.before == math.inf
-    return _over(region) == "tensor" and alone
+    return _over(region) in ("tensor", "row", "column") and alone
 
 
 def _over(region: Region) -> str:
@@ -171,21 +202,25 @@ def _over(region: Region) -> str:
 
 def _add_scopes(layout: Layout, rule: int, group: Group, number: int, fresh: list[Tensor]) -> slice:
     """The range of scopes of a group's new parameters, added to the table where they are new."""
-    names: list[Hashable] = []
     own = layout.rules[rule]
     match "all" if own.has_scope and not own.region.joint else _over(own.region):
         case "tensor":
-            names = [id(param) for param in fresh]
+            runs = [Run(rule, id(param)) for param in fresh]
+        case "row" | "column":
+            runs = [Run(rule, id(param), _vectors(own.region, param)) for param in fresh]
         case "group":
-            names = [id(group["params"][0]) if group["params"] else ("empty group", number)]
+            runs = [Run(rule, id(group["params"][0]) if group["params"] else ("empty group", number))]
         case "all":
-            names = ["all"]
-    first = len(layout.scopes)
-    if names == ["all"] and (rule, "all") in layout.scopes:
-        first = layout.scopes.index((rule, "all"))
+            runs = [Run(rule, "all")]
+        case _:
+            return slice(0, 0)
+    first = sum(run.length for run in layout.scopes)
+    if runs == [Run(rule, "all")] and runs[0] in layout.scopes:
+        place = layout.scopes.index(runs[0])
+        first = sum(run.length for run in layout.scopes[:place])
     else:
-        layout.scopes += [(rule, name) for name in names]
-    return slice(first, first + len(names))
+        layout.scopes += runs
+    return slice(first, first + sum(run.length for run in runs))
 
 
 def _check_radii(layout: Layout) -> None:

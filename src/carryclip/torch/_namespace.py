@@ -79,6 +79,13 @@ class TorchNamespace:
         return torch.cat([_row(value, like) for value in listed])
 
     @staticmethod
+    def full(count: int, value: Any, like: torch.Tensor) -> torch.Tensor:
+        """A vector of equal numbers, where ``like`` is and in its type."""
+        if isinstance(value, torch.Tensor):
+            return _row(value, like).expand(count)
+        return torch.full((count,), _fitted(value, like.dtype), device=like.device, dtype=like.dtype)
+
+    @staticmethod
     def concat(values: Iterable[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
         """Vectors end to end."""
         return torch.cat([_row(value, like) for value in values])
@@ -139,6 +146,33 @@ class TorchNamespace:
     def astype(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """``values`` in ``dtype``; the same tensor if it has it already."""
         return values.to(dtype)
+
+
+class RowsNamespace(TorchNamespace):
+    """The same, but with a sum for each part of an array along ``axis``; None: one sum, as a vector of one."""
+
+    def __init__(self, axis: int | None) -> None:
+        self.axis = axis
+
+    def _added(self, values: torch.Tensor) -> torch.Tensor:
+        if self.axis is None:
+            return torch.sum(values).reshape(1)
+        others = [k for k in range(values.dim()) if k != self.axis]
+        return torch.sum(values, others)
+
+    def inner(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        """The sum of x·y in each part."""
+        return self._added(x * y)
+
+    def sums(self, terms: Iterable[Any], *, largest: bool) -> list[torch.Tensor]:  # type: ignore[override]
+        """The sum of each product of two arrays, in each part."""
+        assert not largest
+        return [self.inner(*term) for term in terms]
+
+    def size(self, values: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        """The number of entries of each part."""
+        parts = 1 if self.axis is None else values.shape[self.axis]
+        return torch.full((parts,), values.numel() / max(parts, 1), device=values.device)
 
 
 def _sum(term: Any) -> torch.Tensor:

@@ -60,6 +60,8 @@ class Source(NamedTuple):
     """The same memory in the tensors' shapes."""
     whole: bool = False
     """The tensor is taken in its own shape."""
+    rows: int = 0
+    """The tensor is taken as so many rows, and ``cut`` counts these."""
 
 
 class Opened(NamedTuple):
@@ -123,6 +125,11 @@ def here(leaf: Leaf, buffers: Buffers) -> Buffers:
 
 def _check_sparse(leaf: Leaf, rule: Rule) -> None:
     """Rows that are absent must keep what they have, which averages counted per parameter cannot."""
+    if rule.region.split:
+        raise TypeError(
+            f"The gradient of {leaf.name} is sparse, and {rule.region!r} keeps a norm for each of its rows. Use "
+            'over="tensor", or sparse=False.'
+        )
     if rule.region.estimator is not None or rule.gates_coordinates:
         kind = "moments" if rule.region.estimator is not None else "a feed average per coordinate (Gated)"
         raise TypeError(
@@ -196,6 +203,23 @@ class Packer:
         for some in self._loads(small, cut):
             self._packed(bundle, some)
         return odd
+
+    def add_rows(self, bundle: Any, leaf: Leaf, gradient: Tensor, *, cut: int) -> bool:
+        """Add a tensor as rows, about ``cut`` entries of them at a time, if it lies in memory row by row."""
+        stored = here(leaf, self._stored(bundle, leaf))
+        columns = [x for x in (gradient, *stored[:-1]) if x is not None]
+        if leaf.axis not in (None, 0) or not all(x.is_contiguous() for x in columns):
+            return False
+        rows = 1 if leaf.axis is None else gradient.shape[0]
+        width = gradient.numel() // rows
+        many = max(cut // width, 1) if cut else rows
+        flat = [None if x is None else x.view(rows, -1) for x in stored[:-1]]
+        starts = range(0, rows, many)
+        bundle.sources.append(Source([leaf.number], None, many, len(starts), rows=rows))
+        for start in starts:
+            part = [None if x is None else x[start : start + many] for x in flat]
+            bundle.pieces.append(Piece([leaf], Buffers._make([*part, stored.count]), None, start * width))
+        return True
 
     def _alone(self, bundle: Any, leaf: Leaf, gradient: Tensor, cut: int) -> bool:
         """Add a tensor by itself, if gradient and buffers lie in memory alike."""

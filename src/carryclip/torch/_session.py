@@ -336,7 +336,7 @@ def check_every(every: int) -> int:
 
 def _same_vectors(old: Layout, new: Layout) -> bool:
     """Whether both have the same table of scopes, if under other rules."""
-    names = [[name for _, name in layout.scopes] for layout in (old, new)]
+    names = [[(run.name, run.length) for run in layout.scopes] for layout in (old, new)]
     return names[0] == names[1] and old.norms == new.norms
 
 

@@ -69,6 +69,20 @@ def put_gradient(param: Tensor, gradient: Tensor) -> None:
     param.grad = gradient
 
 
+def local_range(param: Any, axis: int) -> slice:
+    """Which entries along an axis of a ``DTensor`` are here."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    # FSDP2 over tensor parallelism deals the entries out in strides: https://github.com/pytorch/pytorch/pull/126697
+    if any(type(placement).__name__ == "_StridedShard" and placement.dim == axis for placement in param.placements):
+        raise TypeError(
+            'Norm(over="row") cannot tell which rows are here where FSDP2 and tensor parallelism both cut them: use '
+            'over="tensor".'
+        )
+    shape, offset = compute_local_shape_and_global_offset(param.shape, param.device_mesh, param.placements)
+    return slice(offset[axis], offset[axis] + shape[axis])
+
+
 def laid_like(values: Tensor, param: Any) -> Tensor:
     """This rank's part of an array of a parameter's whole shape."""
     if not is_sharded(param):

@@ -5,7 +5,7 @@ are kept in the param groups, which load without a cast.
 """
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from carryclip.algorithm import Buffers, Rule, find_rule
 from carryclip.diagnosis import warn_user
 from carryclip.policy import Memory, Policy
 from carryclip.radius import Past
-from carryclip.torch._layout import Group, Layout, Leaf, Places
+from carryclip.torch._layout import Group, Layout, Leaf, Places, Run
 from carryclip.torch._shards import local
 
 PREFIX = "uclip_"
@@ -232,18 +232,19 @@ class Ledger:
         if not any(rule.remembers for rule in layout.rules):
             return
         double = any(wide(leaf.param.dtype) == torch.float64 for leaf in layout.leaves if leaf.scope >= 0)
-        count = self.skipped.new_zeros(len(layout.scopes))
+        count = self.skipped.new_zeros(layout.table.width)
         average = count.to(torch.float64 if double else torch.float32)
         self.memory = Memory(average, count, average.clone() if policy.noisy else None)
         if old is None or before is None or _memory_keys(old.rules[0].policy) != _memory_keys(policy):
             return
         # Rules may have other numbers now; the same vector is the one of an equal rule with the same name.
-        places: dict[Any, int] = {scope: k for k, scope in enumerate(old.scopes)}
-        for k, (rule, name) in enumerate(layout.scopes):
-            place = places.get((find_rule(old.rules, layout.rules[rule]), name))
-            if place is not None:
+        known = {(run.rule, run.name): place for run, place in _runs(old)}
+        for run, place in _runs(layout):
+            number = find_rule(old.rules, layout.rules[run.rule])
+            before_place = None if number is None else known.get((number, run.name))
+            if before_place is not None:
                 for mine, theirs in zip(self.memory.known(), before.known(), strict=True):
-                    mine[k] = theirs[place]
+                    _take(mine, place, theirs, before_place)
 
     def _fit_past(self, layout: Layout, old: Layout | None) -> None:
         """The same for what radii have learned: it stays where the same vector has the same kind of radius."""
@@ -252,21 +253,21 @@ class Ledger:
         keeps = {name for rule in rules for name in rule.keeps}
         if not keeps:
             return
-        count = self.skipped.new_zeros(len(layout.scopes))
-        averages = [count.to(self.dropped.dtype) if name in keeps else None for name in ("first", "second")]
+        count = self.skipped.new_zeros(layout.table.width)
+        first, second = (count.to(self.dropped.dtype) if name in keeps else None for name in ("first", "second"))
         length = max(rule.length for rule in rules)
-        window = self.dropped.new_zeros(len(layout.scopes), length) if length else None
-        self.past = Past(count, *averages, window)
+        window = self.dropped.new_zeros(layout.table.width, length) if length else None
+        self.past = Past(count, first, second, window)
         if old is None or before is None:
             return
-        places = {(name, _kind_of(old.rules[rule])): k for k, (rule, name) in enumerate(old.scopes)}
-        for k, (rule, name) in enumerate(layout.scopes):
-            place = places.get((name, _kind_of(layout.rules[rule])))
-            if place is None or layout.rules[rule].region.rule is None:
+        known = {(run.name, _kind_of(old.rules[run.rule])): place for run, place in _runs(old)}
+        for run, place in _runs(layout):
+            before_place = known.get((run.name, _kind_of(layout.rules[run.rule])))
+            if before_place is None or not _kind_of(layout.rules[run.rule]):
                 continue
             for mine, theirs in zip(self.past, before, strict=True):
-                if mine is not None and theirs is not None and mine[k].shape == theirs[place].shape:
-                    mine[k] = theirs[place]
+                if mine is not None and theirs is not None:
+                    _take(mine, place, theirs, before_place)
 
     def write(self, groups: list[Group], layout: Layout, region: str) -> None:
         """Put the scalars into the param groups, where checkpoints find them."""
@@ -328,6 +329,20 @@ class Ledger:
         for column in columns.values():
             column.zero_()
         return AVERAGES not in group
+
+
+def _runs(layout: Layout) -> Iterator[tuple[Run, slice]]:
+    """The runs of scopes, and where each lies."""
+    start = 0
+    for run in layout.scopes:
+        yield run, slice(start, start + run.length)
+        start += run.length
+
+
+def _take(mine: Tensor, place: slice, theirs: Tensor, before: slice) -> None:
+    """Copy a part of a column, if it has the same shape."""
+    if mine[place].shape == theirs[before].shape:
+        mine[place] = theirs[before]
 
 
 def _kind_of(rule: Rule) -> str:

@@ -5,6 +5,7 @@ the few numbers per scope are worked out by NumPy. Elsewhere nothing here reads 
 ``nonfinite="raise"``.
 """
 
+import operator
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,7 +26,6 @@ from carryclip.scopes import (
     figures,
     finished,
     metrics,
-    per_scope,
     rule_pasts,
     rule_radii,
     totals,
@@ -35,7 +35,7 @@ from carryclip.torch._bundles import Bundle, Plan, Planner, Sizes, Tuning
 from carryclip.torch._compiled import CompileMode
 from carryclip.torch._kernels import Call, Kernels, Told
 from carryclip.torch._layout import Gradients, Layout, Leaf
-from carryclip.torch._namespace import constant, host_xp, xp
+from carryclip.torch._namespace import RowsNamespace, constant, host_xp, xp
 from carryclip.torch._pack import open_up
 from carryclip.torch._shards import local
 from carryclip.torch._state import AS_COMPUTED, KEYS, Ledger, OptimizerHome, OwnHome, Storage, wide
@@ -104,6 +104,7 @@ class Stepper:
         """Whether the last step may have been skipped."""
         self._clear: dict[int, list[tuple[Leaf, Tensor, int]]] = {}
         """Scopes whose carry is 0 everywhere: their parameters, carries, and how often each was written."""
+        self._runs: tuple[Sizes, list[Any], list[float]] | None = None
 
     @torch.no_grad()
     def run(
@@ -134,7 +135,7 @@ class Stepper:
             ledger.steps += 1
             return Report(None, None)
         seen = self._measure(turn)
-        found = _totals(turn, seen) if layout.scopes else None
+        found = _totals(turn, seen, self._by_run(turn)[1]) if layout.scopes else None
         talks = self.metrics_every > 0 or layout.rejects or found is not None
         open_up = partial(self.planner.open_to_read, self.home, layout)
         how = {"step": turn.step, "host": turn.host, "device": turn.device, "talks": talks}
@@ -201,43 +202,41 @@ class Stepper:
         for bundle, own in zip(turn.bundles, turn.arrays, strict=True):
             if not own:
                 continue
-            clear = False
-            if bundle.rule.region.joint:
-                bundle.unit = bundle.rule.unit(turn.sizes[bundle.number])
-                clear = turn.host and self._is_clear(bundle.scope)
-            bundle.sizes = turn.sizes[bundle.number]
+            clear = turn.host and bundle.rule.region.joint and self._is_clear(bundle.scope)
+            sizes = turn.sizes[bundle.number]
+            if sizes is not bundle.sizes:  # they stay the same object for as long as they are constants
+                bundle.sizes, bundle.unit = sizes, bundle.rule.unit(sizes)
             sums = bundle.kernel.measure(bundle, own, clear=clear, inspect=turn.inspect)
             if turn.host and (isinstance(sums.bad, Tensor) or isinstance(sums.total_sq, Tensor)):
                 bad = bool(sums.bad.any()) if isinstance(sums.bad, Tensor) else sums.bad
-                sums = Sums(bad, *(None if x is None else x.item() for x in sums[1:]))
+                sums = Sums(bad, *(None if x is None else _number(x) for x in sums[1:]))
             seen.append((bundle, sums))
         return seen
 
     def _decide(self, turn: Turn, found: Totals | None, skip: Tensor | None) -> tuple[Any, Scaling | None]:
         """(radius of each scope, its scaling); the policy's memory moves on."""
-        rules, memory = turn.layout.scope_rules, self.ledger.memory
+        table, memory = turn.layout.table, self.ledger.memory
         if found is None:
             return None, None
-        # What is clipped coordinate by coordinate has no radius of its own, and needs none here.
-        radii = [turn.sizes[k][0] if turn.layout.rules[k].region.joint else 1.0 for k, _ in turn.layout.scopes]
+        radii = self._by_run(turn)[0]
         past = self.ledger.past
         if not turn.host:
-            radius = per_scope(xp, radii, found.sums.total_sq)
+            radius = table.spread(xp, radii, found.sums.total_sq)
             followers = _followers(turn, xp, found.sums.total_sq)
             radius = rule_radii(xp, followers, radius, past, found.sums)
-            scaling, moved = decide_all(xp, rules, found, radius, memory, skip, found.sums.total_sq)
+            scaling, moved = decide_all(xp, table, found, radius, memory, skip, found.sums.total_sq)
             if memory is not None and moved is not None:
                 torch._foreach_copy_(memory.known(), moved.known())
             if past is not None:
                 torch._foreach_copy_(past.known(), rule_pasts(xp, followers, past, found, skip).known())
             return radius, scaling
-        radius = per_scope(host_xp, radii, np.float64)
+        radius = table.spread(host_xp, radii, np.float64)
         known = None if memory is None else Memory.each(Tensor.numpy, memory)
         before = None if past is None else Past.each(Tensor.numpy, past)
         with np.errstate(all="ignore"):
             followers = _followers(turn, host_xp, np.float64)
             radius = rule_radii(host_xp, followers, radius, before, found.sums)
-            scaling, moved = decide_all(host_xp, rules, found, radius, known, None, np.float64)
+            scaling, moved = decide_all(host_xp, table, found, radius, known, None, np.float64)
             if before is not None:
                 _overwrite(before, rule_pasts(host_xp, followers, before, found, None))
         if known is not None and moved is not None:
@@ -264,7 +263,7 @@ class Stepper:
                     continue
                 self._clear.pop(bundle.scope, None)
                 # The paper's rule has paid all by now; one that mixes has nothing to pay if there was nothing.
-                empty = found is None or not bundle.rule.policy.mixes or found.sums.carry_sq[bundle.scope] == 0.0
+                empty = found is None or not bundle.rule.policy.mixes or _all_are(found.sums.carry_sq, bundle, 0.0)
                 if within and empty:
                     inside.setdefault(bundle.scope, []).append(bundle)
                 mine = mine._replace(scaling=_own(scaling, bundle, own[0].device, host=turn.host))
@@ -282,6 +281,14 @@ class Stepper:
             if own and self.write:
                 torch._foreach_zero_(own)
                 bundle.give_back(turn.gradients, own)
+
+    def _by_run(self, turn: Turn) -> tuple[list[Any], list[float]]:
+        """(radius, unit) of each run of scopes, 1 for coordinates; kept while regions have only constants."""
+        if self._runs is None or self._runs[0] is not turn.sizes:
+            rules, runs = turn.layout.rules, turn.layout.scopes
+            radii = [turn.sizes[run.rule][0] if rules[run.rule].region.joint else 1.0 for run in runs]
+            self._runs = turn.sizes, radii, [rules[run.rule].unit(turn.sizes[run.rule]) for run in runs]
+        return self._runs[1:]
 
     # ------------------------------------------------------------------ carries that are known to be 0
 
@@ -334,11 +341,10 @@ class Stepper:
         """Squares of what this rank and what all ranks together have dropped in this step; None for nothing."""
         own, joint = list(dropped), []
         if scaling is not None and scaling.dropped is not None:
-            squares, scopes = scaling.dropped**2, turn.layout.own
-            for mine, column in ((True, own), (False, joint)):
-                places = [k for k, each in enumerate(scopes) if each == mine]
+            squares, layout = scaling.dropped**2, turn.layout
+            for places, column in ((layout.own, own), (layout.shared, joint)):
                 if places:
-                    column.append((squares if len(places) == len(scopes) else squares[places]).sum())
+                    column.append((squares if len(places) == layout.table.width else squares[places]).sum())
         if turn.host:
             return (float(sum(own)) if own else None, float(sum(joint)) if joint else None)
         device, kind = self.ledger.dropped.device, self.ledger.dropped.dtype
@@ -353,12 +359,14 @@ class Stepper:
         if turn.host:
             diagnosed = [(bundle, each._make([_number(x) for x in each])) for bundle, each in diagnosed]
         clipped = None if scaling is None else scaling.clipped
-        where = [bundle.scope if bundle.rule.region.joint else NO_SCOPE for bundle, _ in diagnosed]
-        own = turn.layout.own
+        where = [bundle.place if bundle.rule.region.joint else NO_SCOPE for bundle, _ in diagnosed]
+        own, width = turn.layout.own, turn.layout.table.width
         with np.errstate(all="ignore"):
-            found = figures(space, [d for _, d in diagnosed], where, len(own), like, radius, clipped)
-            if any(own):
-                which = np.array(own) if turn.host else constant(own, self.ledger.dropped.device, torch.bool)
+            found = figures(space, [d for _, d in diagnosed], where, width, like, radius, clipped)
+            if own:
+                which = np.isin(np.arange(width), own)
+                if not turn.host:
+                    which = constant(which.tolist(), self.ledger.dropped.device, torch.bool)
                 found = finished(space, found, like, which)
         return found
 
@@ -401,7 +409,7 @@ class Stepper:
         return Measured(vector, after.skip, after.step)
 
 
-def _totals(turn: Turn, seen: Seen) -> Totals:
+def _totals(turn: Turn, seen: Seen, units: list[float]) -> Totals:
     """The sums of every scope, as far as this rank counts them."""
     layout, plan = turn.layout, turn.plan
     counted = layout.spread is None
@@ -410,39 +418,44 @@ def _totals(turn: Turn, seen: Seen) -> Totals:
     if not turn.host:
         double = any(bundle.dtype == torch.float64 for bundle, _ in own)
         like = torch.empty((), dtype=torch.float64 if double else torch.float32, device=turn.device)
-    present = None
+    space, present = host_xp if turn.host else xp, None
     if not all(plan.held) or (layout.spread is not None and layout.spread.whole):
-        present = np.array(plan.held) if turn.host else constant(plan.held, turn.device, torch.bool)
+        held = [float(each) for each in plan.held]
+        present = (
+            space.concat(
+                [space.full(run.length, each, like) for run, each in zip(layout.scopes, held, strict=True)], like
+            )
+            > 0
+        )
     sums = [each for _, each in own]
-    where = [bundle.scope for bundle, _ in own]
-    by_rule = [rule.unit(sizes) for rule, sizes in zip(layout.rules, turn.sizes, strict=True)]
-    units = [by_rule[k] for k, _ in layout.scopes]
+    where = [bundle.place for bundle, _ in own]
     for scope, square in _weights(turn):
         sums.append(Sums(weight_sq=square))
         where.append(scope)
-    how = {"present": present, "rounding": plan.rounding, "units": units, "names": layout.measures}
-    return totals(host_xp if turn.host else xp, sums, where, layout.scope_rules, like, **how)
+    how = {"present": present, "rounding": plan.rounding, "units": units}
+    return totals(space, sums, where, layout.table, like, **how)
 
 
-def _weights(turn: Turn) -> Iterator[tuple[int, Any]]:
-    """The scope of each parameter whose weights count, and their square; numbers on the host."""
+def _weights(turn: Turn) -> Iterator[tuple[Any, Any]]:
+    """The place of each parameter whose weights count, and their square; numbers on the host."""
     spread = turn.layout.spread is not None
     for leaf in turn.layout.weighs:
         if turn.gradients[leaf.number] is None or (spread and not leaf.counted):
             continue
         weights = local(leaf.param).detach()
         weights = torch.view_as_real(weights) if weights.is_complex() else weights
-        weights = weights.to(wide(weights.dtype)).reshape(-1)
-        square = xp.inner(weights, weights)
-        yield leaf.scope, square.item() if turn.host else square
+        weights = weights.to(wide(weights.dtype))
+        square = (RowsNamespace(leaf.axis) if isinstance(leaf.place, slice) else xp).inner(weights, weights)
+        yield leaf.place, _number(square) if turn.host else square
 
 
 def _followers(turn: Turn, space: Any, like: Any) -> list[Follower]:
     """The rules whose radius is not a number, with what they are given at this step."""
     found = []
-    for number, mine in turn.layout.followers:
-        which = None if mine is None else space.vector([float(each) for each in mine], like) > 0.0
-        found.append(Follower(turn.layout.rules[number], turn.sizes[number][0], which))
+    for number in turn.layout.followers:
+        rule = turn.layout.rules[number]
+        mine = turn.layout.table.which(space, partial(operator.is_, rule), like)
+        found.append(Follower(rule, turn.sizes[number][0], mine))
     return found
 
 
@@ -454,18 +467,31 @@ def _overwrite(old: Any, new: Any) -> None:
 
 def _within(scaling: Scaling, bundle: Bundle) -> bool:
     """Whether a vector is inside its radius as a whole, and neither it nor a carry of 0 would change."""
-    scope, policy = bundle.scope, bundle.rule.policy
+    policy = bundle.rule.policy
     if not policy.mixes:
-        return scaling.scale[scope] == 1.0
-    usual = scaling.taken if isinstance(scaling.taken, float) else scaling.taken[scope]
-    return scaling.scale[scope] == 1.0 and scaling.base[scope] == 1.0 and usual == policy.idle
+        return _all_are(scaling.scale, bundle, 1.0)
+    ones = _all_are(scaling.scale, bundle, 1.0) and _all_are(scaling.base, bundle, 1.0)
+    return ones and _all_are(scaling.taken, bundle, policy.idle)
+
+
+def _all_are(values: Any, bundle: Bundle, wanted: float) -> bool:
+    """Whether the scalars of a bundle's scopes all have a value."""
+    found = values if isinstance(values, float) else values[bundle.place]
+    return bool(
+        found == wanted if isinstance(bundle.place, int) or isinstance(found, float) else (found == wanted).all()
+    )
 
 
 def _own(scaling: Scaling, bundle: Bundle, device: torch.device, *, host: bool) -> Scaling:
     """The scalars of one scope, where they are needed and in that precision."""
-    scope, found = bundle.scope, []
+    scope, found = bundle.place, []
     kind = np.float64 if bundle.dtype == torch.float64 else np.float32
     scale, keep, _, _, *mixed = scaling
+    if isinstance(scope, slice) and host:
+        for values in (scale, keep, None, None, *mixed):
+            own = torch.from_numpy(values[scope].astype(kind)) if isinstance(values, np.ndarray) else values
+            found.append(own)
+        return Scaling(*found)
     for values in (scale, keep, None, None, *mixed):  # one loop and no function: this is called for each bundle
         if isinstance(values, np.ndarray):
             found.append(float(kind(values[scope])))
@@ -476,8 +502,11 @@ def _own(scaling: Scaling, bundle: Bundle, device: torch.device, *, host: bool) 
     return Scaling(*found)
 
 
-def _number(value: Any) -> float:
-    return value.item() if isinstance(value, Tensor) else value
+def _number(value: Any) -> Any:
+    """A scalar as a number, a vector as one of NumPy's."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.item() if value.dim() == 0 else value.double().numpy()
 
 
 def _count_up(bundles: list[Bundle], skip: Tensor | None) -> None:

@@ -131,7 +131,7 @@ def test_the_docs_replay_a_run_of_a_study_that_ships():
 def test_examples_with_several_processes_run(example, says):
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launch, str(ROOT / "examples" / example), *says.split()]
-    # Sometimes gloo aborts when a process of FSDP2 ends, with its work done; a bare model without carryclip does so too.
+    # Sometimes gloo aborts when a process of FSDP2 ends, its work done; a bare model without carryclip does so too.
     for _ in range(3):
         done = subprocess.run(command, capture_output=True, text=True, timeout=200)
         if "terminate called without an active exception" not in done.stderr:

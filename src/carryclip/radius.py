@@ -2,7 +2,8 @@
 
 ``Norm`` takes them in place of a number: ``Norm(RMS(2.0))``. A radius is a number, a schedule, or such a rule. A rule
 keeps a few numbers for each scope (all parameters, a group, a tensor or a row) and says, before a step is taken, how
-long an update may be. It follows the norms of the raw gradients, never those of gradient and carry.
+long an update may be. It follows the norms of the raw gradients, never those of gradient and carry. Gradients that are
+0, or not finite, teach it nothing.
 
 What was published elsewhere under a name of its own is in ``carryclip.presets``.
 """
@@ -121,7 +122,8 @@ class Radius:
     def followed(self, xp: Any, past: Past, size: Any, norm: Any) -> Past:
         """The past with this step's norms in it."""
         moved = self.follow(xp, past, size, norm)._replace(count=past.count + 1)
-        keep = xp.isfinite(norm)
+        # A gradient of exactly 0 says nothing of its usual size: an expert that was not asked, a layer behind a 0.
+        keep = xp.isfinite(norm) & (norm > 0.0)
         if self.frozen_after is not None:
             keep = keep & (past.count < self.frozen_after)
 

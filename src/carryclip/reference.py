@@ -191,7 +191,7 @@ class UClip:
             self.radii[key] = past.radius(rule, norms[key], together, t)
         for key, region in joint.items():
             rule = region.radius
-            if isinstance(rule, Radius) and key in self.pasts and math.isfinite(norms[key]):
+            if isinstance(rule, Radius) and key in self.pasts and 0.0 < norms[key] < math.inf:
                 past = self.pasts[key]
                 if rule.frozen_after is None or len(past.norms) < rule.frozen_after:
                     past.learn(rule, norms[key], self.radii[key], t)

@@ -134,8 +134,15 @@ def _check_gates(book: Rulebook, layout: Layout, state: UClipState) -> None:
     columns = 3 if book.rules[0].policy.noisy else 2
     if wanted != found or any(len(kept) != columns for kept in state.gate):
         raise ValueError(_ANOTHER.format(f"it has gates for {found} vectors where {wanted} are clipped"))
-    if jax.tree.structure(state.radii) != jax.tree.structure(no_past(book.rules, layout.width, jnp.float32)):
+    fresh = no_past(book.rules, layout.width, jnp.float32)
+    alike = jax.tree.structure(state.radii) == jax.tree.structure(fresh)
+    if not alike or any(map(_differs, jax.tree.leaves(state.radii), jax.tree.leaves(fresh))):
         raise ValueError(_ANOTHER.format("its radii have learned something else"))
+
+
+def _differs(one: Any, other: Any) -> bool:
+    """Whether two arrays have other shapes, apart from axes that vmap has added."""
+    return jnp.shape(one)[-jnp.ndim(other) :] != jnp.shape(other)
 
 
 def _check_tree(names: list[str], gradients: list[Any], known_names: list[str], known: list[Any]) -> None:

@@ -260,14 +260,19 @@ class Ledger:
         self.past = Past(count, first, second, window)
         if old is None or before is None:
             return
-        known = {(run.name, _kind_of(old.rules[run.rule])): place for run, place in _runs(old)}
+        known = {(run.rule, run.name): place for run, place in _runs(old)}
         for run, place in _runs(layout):
-            before_place = known.get((run.name, _kind_of(layout.rules[run.rule])))
-            if before_place is None or not _kind_of(layout.rules[run.rule]):
+            rule = layout.rules[run.rule]
+            number = find_rule(old.rules, rule)
+            if number is None:  # its numbers are others now; it is the one that stood in the same place
+                number = run.rule if run.rule < len(old.rules) else None
+            if number is None or (number, run.name) not in known or _kind_of(old.rules[number]) != _kind_of(rule):
                 continue
-            for mine, theirs in zip(self.past, before, strict=True):
-                if mine is not None and theirs is not None:
-                    _take(mine, place, theirs, before_place)
+            at = known[number, run.name]
+            pairs = [(x, y) for x, y in zip(self.past, before, strict=True) if x is not None]
+            if _kind_of(rule) and all(y is not None and x[place].shape == y[at].shape for x, y in pairs):
+                for mine, theirs in pairs:
+                    mine[place] = theirs[at]
 
     def write(self, groups: list[Group], layout: Layout, region: str) -> None:
         """Put the scalars into the param groups, where checkpoints find them."""

@@ -4,15 +4,13 @@
     Recorded   the same functions as programs that write in place: flat arrays on the CPU, where values can be read
     Listed     constant regions on a device: each line is one launch for a whole list of tensors
     Compiled   the same functions through ``torch.compile``: large arrays, on request
-    Rows       the same functions with a sum for each row, where each row is a vector
 
-``Kernel`` says what each must do. ``Kernels.choose`` takes the first that suits, so that one more is a class here and
-an entry there; the battery proves each of them equal to the reference.
+``Kernel`` says what each must do. Those for rows are in ``_rows``, and ``_choice`` takes the first that suits, so that
+one more is a class here and an entry there; the battery proves each of them equal to the reference.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -28,7 +26,7 @@ from carryclip.regions import Component
 from carryclip.torch import _compiled
 from carryclip.torch._bundles import Bundle, Tuning
 from carryclip.torch._compiled import NotCompiledError
-from carryclip.torch._namespace import RowsNamespace, xp
+from carryclip.torch._namespace import xp
 from carryclip.torch._pack import Piece
 from carryclip.torch._record import NotRecordableError, Program, filled, record
 
@@ -243,13 +241,13 @@ class Recorded(Pure):
             bundle.tame, bad = _looked_at(arrays, bundle.dtype) if rule.can_reject else (False, None)
             return Sums(bad=bad)
         carries = rule.policy.carries and (rule.policy.gated or not clear)
-        program, names = self._program(
-            ("measure", id(rule), bundle.narrow, carries, bundle.unit), _measure_of, bundle, carries
+        program, names = self.program(
+            ("measure", id(rule), bundle.narrow, carries, bundle.unit), measure_of, bundle, carries
         )
         found = None
         for piece, array in zip(bundle.pieces, arrays, strict=True):
             stored = (piece.buffers.carry,) if carries else ()
-            mine = program.run(array, *stored, *self._room(program, array))
+            mine = program.run(array, *stored, *self.room(program, array))
             found = mine if found is None else [x + y for x, y in zip(found, mine, strict=True)]
         sums: dict[str, Any] = dict(zip(names, found or (), strict=True))
         if not carries and (rule.policy.gated or rule.policy.mixes):
@@ -282,13 +280,13 @@ class Recorded(Pure):
         if not all([isinstance(size, float) for size in sizes]):
             return None
         key = "coordinates", id(bundle.rule), bundle.narrow, sizes, clock.warm
-        made = self._program(key, _measure_coordinates_of, bundle, sizes, clock)
+        made = self.program(key, _measure_coordinates_of, bundle, sizes, clock)
         if made is None:
             return None
         program, shape = made
         stored = [getattr(piece.buffers, name) for name in _read_to_measure(bundle.rule)]
         times = [x for x in (clock.share, clock.factor) if x is not None]
-        sums = filled(shape, program.run(array, *stored, *times, *self._room(program, array)))
+        sums = filled(shape, program.run(array, *stored, *times, *self.room(program, array)))
         return list(sums[1:])
 
     def apply(self, bundle: Bundle, arrays: list[Tensor], call: Call) -> Told:
@@ -314,8 +312,8 @@ class Recorded(Pure):
         if not all([isinstance(size, float) for size in sizes]):
             return None
         plain = call.write, call.tally, call.inspect, bundle.tame, clock.warm, names
-        made = self._program(
-            (id(bundle.rule), bundle.narrow, sizes, *plain), _apply_of, bundle, call, sizes, clock, names
+        made = self.program(
+            (id(bundle.rule), bundle.narrow, sizes, *plain), apply_of, bundle, call, sizes, clock, names
         )
         if made is None:
             return None
@@ -324,7 +322,7 @@ class Recorded(Pure):
         given += [x for x in (clock.share, clock.factor, clock.gate) if x is not None]
         if bundle.rounds:
             given.append(piece.seed(call.step))
-        values = program.run(*given, *self._room(program, array))
+        values = program.run(*given, *self.room(program, array))
         return filled(shape, values) if values else Told()
 
     def _clock(self, bundle: Bundle, piece: Piece, known: dict[int, Age]) -> Age | None:
@@ -338,7 +336,7 @@ class Recorded(Pure):
             known[count] = Age(*(None if x is None else x.item() for x in found))
         return known[count]
 
-    def _program(self, key: Any, recorder: Callable[..., Any], *given: Any) -> Any:
+    def program(self, key: Any, recorder: Callable[..., Any], *given: Any) -> Any:
         """A program and the structure of what it returns; None if there can be none."""
         if key not in self._programs:
             if len(self._programs) >= 64:  # a schedule makes another one at every step
@@ -349,14 +347,14 @@ class Recorded(Pure):
                 self._programs[key] = None
         return self._programs[key]
 
-    def _room(self, program: Program, array: Tensor) -> list[Tensor]:
+    def room(self, program: Program, array: Tensor) -> list[Tensor]:
         """Scratch memory for an array of this length."""
         count, found = array.numel(), []
         for k, dtype in enumerate(program.scratch):
             kept = self._scratch.get((dtype, k))
             if kept is None or kept.numel() < count or kept.is_inference() != torch.is_inference_mode_enabled():
                 kept = self._scratch[dtype, k] = torch.empty(count, dtype=dtype)
-            found.append(kept[:count])
+            found.append(kept[:count].view(array.shape))
         return found
 
 
@@ -382,7 +380,7 @@ def _to_measure(rule: Rule, piece: Piece, clear: bool) -> Buffers:
     return piece.buffers._replace(carry=None) if clear and "dot" not in rule.measures else piece.buffers
 
 
-def _measure_of(bundle: Bundle, carries: bool) -> tuple[Program, list[str]]:
+def measure_of(bundle: Bundle, carries: bool, *, rows: bool = False) -> tuple[Program, list[str]]:
     """``measure`` of a norm as a program, and the names of the sums it returns."""
     arrays = {"gradient": bundle.narrow} | ({"carry": _kind(bundle, "carry")} if carries else {})
 
@@ -391,7 +389,7 @@ def _measure_of(bundle: Bundle, carries: bool) -> tuple[Program, list[str]]:
         sums = measure(tape, bundle.rule, symbols["gradient"], own, bundle.dtype, bundle.unit)
         return {}, sums._replace(bad=None)
 
-    program, sums = record(function, arrays, ())
+    program, sums = record(function, arrays, (), rows=rows)
     return program, [name for name in Sums._fields if getattr(sums, name) is not None]
 
 
@@ -438,8 +436,14 @@ def _scalars(rule: Rule, scaling: Scaling | None) -> tuple[list[float], tuple[An
     return values, tuple(names)
 
 
-def _apply_of(
-    bundle: Bundle, call: Call, sizes: tuple[float, ...], clock: Age, given: tuple[Any, ...]
+def apply_of(
+    bundle: Bundle,
+    call: Call,
+    sizes: tuple[float, ...],
+    clock: Age,
+    given: tuple[Any, ...],
+    *,
+    rows: bool = False,
 ) -> tuple[Program, Any]:
     """``apply`` as a program."""
     rule, names = bundle.rule, [name for name in bundle.rule.buffers if name != "count"]
@@ -472,60 +476,12 @@ def _apply_of(
             finals["gradient"] = outcome.update
         return finals, Told(outcome.dropped_sq, outcome.diagnosis)
 
-    return record(function, arrays, [*scalars, *times, *(["seed"] if bundle.rounds else [])])
+    return record(function, arrays, [*scalars, *times, *(["seed"] if bundle.rounds else [])], rows=rows)
 
 
 def _kind(bundle: Bundle, name: str) -> torch.dtype:
     """The type a buffer is stored in."""
     return getattr(bundle.pieces[0].buffers, name).dtype
-
-
-class Rows(Pure):
-    """The pure functions with a sum for each row, or column, of a tensor: sums and scalars are vectors of these."""
-
-    def suits(self, case: Case) -> bool:
-        """Where rows are vectors."""
-        return case.rule.region.split
-
-    def measure(self, bundle: Bundle, arrays: list[Tensor], *, clear: bool, inspect: bool) -> Sums:
-        """The sums of each row."""
-        rows, unit = _rows(bundle.axis), bundle.unit
-        parts = []
-        for piece, array in zip(bundle.pieces, arrays, strict=True):
-            parts.append(measure(rows, bundle.rule, array, piece.buffers, bundle.dtype, unit))
-        bad, *sums = (_end_to_end(column) for column in zip(*parts, strict=True))
-        return Sums(bad.any(), *sums)
-
-    def apply(self, bundle: Bundle, arrays: list[Tensor], call: Call) -> Told:
-        """Write updates and buffers."""
-        told, start = [], 0
-        for piece, array in zip(bundle.pieces, arrays, strict=True):
-            count = 1 if bundle.axis is None else array.shape[bundle.axis]
-            shape = [count if k == bundle.axis else 1 for k in range(array.dim())]
-            assert call.scaling is not None
-            own = [x[start : start + count].view(shape) if isinstance(x, Tensor) else x for x in call.scaling]
-            told.append(self.apply_one(bundle, piece, array, call._replace(scaling=Scaling(*own)), Age()))
-            start += count
-        diagnoses = [each.diagnosis for each in told if each.diagnosis is not None]
-        if not diagnoses:
-            return Told()
-        return Told(None, Diagnosis(*(_end_to_end(column) for column in zip(*diagnoses, strict=True))))
-
-    def space(self, bundle: Bundle) -> Any:
-        """Sums of rows."""
-        return _rows(bundle.axis)
-
-
-@cache
-def _rows(axis: int | None) -> RowsNamespace:
-    return RowsNamespace(axis)
-
-
-def _end_to_end(values: Sequence[Any]) -> Any:
-    """Vectors of several arrays as one; what is the same number for all stays one."""
-    if not isinstance(values[0], Tensor):
-        return values[0]
-    return values[0] if len(values) == 1 else torch.cat(list(values))
 
 
 class Listed:
@@ -790,19 +746,3 @@ def _as_tensors(call: Call, dtype: torch.dtype, device: torch.device) -> Call:
         return call._replace(skip=skip)
     made = [None if x is None else torch.tensor(x, dtype=dtype) for x in call.scaling]
     return call._replace(scaling=Scaling(*made), skip=skip)
-
-
-class Kernels:
-    """The kernels of one clipper."""
-
-    def __init__(self, tuning: Tuning) -> None:
-        self.tuning = tuning
-        self.case = Case
-        self.pure, self.recorded, self.rows = Pure(), Recorded(), Rows()
-        self.by_preference: list[Kernel] = [self.rows, Compiled(), self.recorded, Listed(), self.pure]
-
-    def choose(self, case: Case) -> Kernel:
-        """The first that suits ordinary gradients; unusual ones go to ``pure``."""
-        if self.tuning.way == "pure" and not case.rule.region.split:
-            return self.pure
-        return next(kernel for kernel in self.by_preference if kernel.suits(case))

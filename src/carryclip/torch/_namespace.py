@@ -164,6 +164,13 @@ class RowsNamespace(TorchNamespace):
         """The sum of x·y in each part."""
         return self._added(x * y)
 
+    def squares(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum of squares in each part, without an array in between."""
+        if self.axis is None:
+            return torch.linalg.vector_norm(values).reshape(1).square()
+        others = [k for k in range(values.dim()) if k != self.axis]
+        return torch.linalg.vector_norm(values, dim=others).square()
+
     def sums(self, terms: Iterable[Any], *, largest: bool) -> list[torch.Tensor]:  # type: ignore[override]
         """The sum of each product of two arrays, in each part."""
         assert not largest

@@ -88,13 +88,17 @@ def _noted(name: str) -> Any:
 
 
 class Recorder:
-    """The array namespace that records; one for each program."""
+    """The array namespace that records; one for each program.
+
+    With ``rows`` arrays have two axes, sums are taken along the second, and numbers are columns: one for each row.
+    """
 
     finfo = staticmethod(torch.finfo)
     float32 = torch.float32
 
-    def __init__(self) -> None:
+    def __init__(self, *, rows: bool = False) -> None:
         self.lines: list[_Line] = []
+        self.rows = rows
 
     def operation(self, name: str, operands: tuple[Any, ...], dtype: Any = None) -> Symbol:
         """Note an operation; the result has the type of the arrays that go in, unless told otherwise."""
@@ -150,6 +154,8 @@ class Recorder:
 
     def inner(self, x: Symbol, y: Symbol) -> Symbol:
         """The sum of x·y, added up as accurately as ``TorchNamespace`` does it."""
+        if self.rows:
+            return self.number("row_sum", x * y)
         return self.number("squared_norm", x) if x is y else self.number("sum", x * y)
 
     def sum(self, x: Symbol) -> Symbol:
@@ -196,14 +202,18 @@ class Program(NamedTuple):
 
 
 def record(
-    function: Callable[..., tuple[dict[str, Any], Any]], arrays: dict[str, torch.dtype], numbers: Sequence[str]
+    function: Callable[..., tuple[dict[str, Any], Any]],
+    arrays: dict[str, torch.dtype],
+    numbers: Sequence[str],
+    *,
+    rows: bool = False,
 ) -> tuple[Program, Any]:
     """Make a program of ``function(xp, arrays, numbers)``, which gets symbols by name.
 
     The function returns what some of the arrays are to hold afterwards, by name, and a structure of results. With the
     program comes that structure; ``filled`` puts into it what the program returns.
     """
-    tape = Recorder()
+    tape = Recorder(rows=rows)
     symbols = {name: Symbol(tape, dtype) for name, dtype in arrays.items()}
     given = {name: Symbol(tape, None) for name in numbers}
     finals, results = function(tape, symbols, given)
@@ -265,6 +275,7 @@ class _Writer:
         results: Any,
     ) -> None:
         self.arrays, self.numbers, self.finals, self.results = arrays, numbers, finals, results
+        self.rows = tape.rows
         needed = _needed(tape.lines, finals.values(), results)
         self.lines = _ordered(needed, {**arrays, **numbers}, finals)
         self.names: dict[Symbol, str] = {symbol: name for name, symbol in (arrays | numbers).items()}
@@ -315,6 +326,8 @@ class _Writer:
         self.names[result] = place
         if line.name == "copy":
             self.code.append(f"{place}.copy_({words[0]})")
+        elif line.name == "plus" and self.rows and isinstance(line.operands[2], Symbol):
+            self.code.append(f"torch.addcmul({words[0]}, {words[1]}, {words[2]}, out={place})")
         elif line.name == "plus":
             self.code.append(f"torch.add({words[0]}, {words[1]}, alpha={words[2]}, out={place})")
         elif line.name == "arange":
@@ -328,6 +341,8 @@ class _Writer:
             return f"float({words[0]}.numel())"
         if name == "sum":
             return f"{words[0]}.sum().item()"
+        if name == "row_sum":
+            return f"{words[0]}.sum(1)"
         if name == "amax":
             return f"{words[0]}.amax().item()"
         if name == "squared_norm":

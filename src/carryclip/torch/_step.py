@@ -32,8 +32,9 @@ from carryclip.scopes import (
 )
 from carryclip.torch._agree import Aftermath, Agreement, Seen
 from carryclip.torch._bundles import Bundle, Plan, Planner, Sizes, Tuning
+from carryclip.torch._choice import Kernels
 from carryclip.torch._compiled import CompileMode
-from carryclip.torch._kernels import Call, Kernels, Told
+from carryclip.torch._kernels import Call, Told
 from carryclip.torch._layout import Gradients, Layout, Leaf
 from carryclip.torch._namespace import RowsNamespace, constant, host_xp, xp
 from carryclip.torch._pack import open_up
@@ -445,7 +446,11 @@ def _weights(turn: Turn) -> Iterator[tuple[Any, Any]]:
         weights = local(leaf.param).detach()
         weights = torch.view_as_real(weights) if weights.is_complex() else weights
         weights = weights.to(wide(weights.dtype))
-        square = (RowsNamespace(leaf.axis) if isinstance(leaf.place, slice) else xp).inner(weights, weights)
+        if isinstance(leaf.place, slice):
+            square = RowsNamespace(leaf.axis).squares(weights)
+        else:
+            weights = weights.reshape(-1)
+            square = xp.inner(weights, weights)
         yield leaf.place, _number(square) if turn.host else square
 
 

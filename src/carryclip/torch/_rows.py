@@ -1,0 +1,104 @@
+"""Kernels for norms of rows, or columns: sums and scalars are vectors, one entry for each.
+
+Rows           the pure functions: any array
+RecordedRows   the same as programs that write in place: tensors that lie in memory row by row, on the CPU
+"""
+
+from collections.abc import Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from carryclip.algorithm import Age, measure
+from carryclip.diagnosis import Diagnosis
+from carryclip.policy import Scaling, Sums
+from carryclip.torch._bundles import Bundle
+from carryclip.torch._kernels import Call, Case, Pure, Recorded, Told, apply_of, measure_of
+from carryclip.torch._namespace import RowsNamespace
+
+
+class Rows(Pure):
+    """The pure functions with a sum for each row, or column, of a tensor: sums and scalars are vectors of these."""
+
+    def suits(self, case: Case) -> bool:
+        """Where rows are vectors."""
+        return case.rule.region.split
+
+    def measure(self, bundle: Bundle, arrays: list[Tensor], *, clear: bool, inspect: bool) -> Sums:
+        """The sums of each row."""
+        rows, unit = _rows(bundle.axis), bundle.unit
+        parts = []
+        for piece, array in zip(bundle.pieces, arrays, strict=True):
+            parts.append(measure(rows, bundle.rule, array, piece.buffers, bundle.dtype, unit))
+        bad, *sums = (_end_to_end(column) for column in zip(*parts, strict=True))
+        return Sums(bad.any(), *sums)
+
+    def apply(self, bundle: Bundle, arrays: list[Tensor], call: Call) -> Told:
+        """Write updates and buffers."""
+        told, start = [], 0
+        assert call.scaling is not None
+        for piece, array in zip(bundle.pieces, arrays, strict=True):
+            count = 1 if bundle.axis is None else array.shape[bundle.axis]
+            shape = [count if k == bundle.axis else 1 for k in range(array.dim())]
+            own = [x[start : start + count].view(shape) if isinstance(x, Tensor) else x for x in call.scaling]
+            told.append(self.apply_one(bundle, piece, array, call._replace(scaling=Scaling(*own)), Age()))
+            start += count
+        diagnoses = [each.diagnosis for each in told if each.diagnosis is not None]
+        if not diagnoses:
+            return Told()
+        return Told(None, Diagnosis(*(_end_to_end(column) for column in zip(*diagnoses, strict=True))))
+
+    def space(self, bundle: Bundle) -> Any:
+        """Sums of rows."""
+        return _rows(bundle.axis)
+
+
+class RecordedRows(Rows):
+    """Programs made of the pure functions, kept and given scratch memory by ``Recorded``."""
+
+    def __init__(self, recorded: Recorded) -> None:
+        self.recorded = recorded
+
+    def suits(self, case: Case) -> bool:
+        """Where rows are vectors, on the host."""
+        return case.rule.region.split and case.host
+
+    def measure(self, bundle: Bundle, arrays: list[Tensor], *, clear: bool, inspect: bool) -> Sums:
+        """The sums of each row."""
+        carries = bundle.rule.policy.carries
+        key = "rows", id(bundle.rule), bundle.narrow, bundle.unit
+        program, names = self.recorded.program(key, partial(measure_of, rows=True), bundle, carries)
+        parts = []
+        for piece, array in zip(bundle.pieces, arrays, strict=True):
+            stored = (piece.buffers.carry,) if carries else ()
+            parts.append(program.run(array, *stored, *self.recorded.room(program, array)))
+        columns = zip(names, zip(*parts, strict=True), strict=True)
+        found = Sums(None, **{name: _end_to_end(column) for name, column in columns})
+        return found._replace(bad=~torch.isfinite(found.total_sq).all())
+
+    def apply_one(self, bundle: Bundle, piece: Any, array: Tensor, call: Call, clock: Age) -> Told:
+        """Write one piece; one that is inspected, or rounded at random, as it is."""
+        if call.inspect or bundle.rounds or call.scaling is None:
+            return super().apply_one(bundle, piece, array, call, clock)
+        names = [name for name, value in zip(Scaling._fields, call.scaling, strict=True) if value is not None]
+        key = "rows", id(bundle.rule), bundle.narrow, call.write, tuple(names)
+        given = bundle, call._replace(tally=False), (1.0,), clock, tuple(names)
+        program, _ = self.recorded.program(key, partial(apply_of, rows=True), *given)
+        columns = [x if isinstance(x, Tensor) else torch.tensor(x) for x in call.scaling if x is not None]
+        stored = [x for x in piece.buffers[:-1] if x is not None]
+        program.run(array, *stored, *columns, *self.recorded.room(program, array))
+        return Told()
+
+
+@cache
+def _rows(axis: int | None) -> RowsNamespace:
+    return RowsNamespace(axis)
+
+
+def _end_to_end(values: Sequence[Any]) -> Any:
+    """Vectors of several arrays as one; what is the same number for all stays one."""
+    if not isinstance(values[0], Tensor):
+        return values[0]
+    return values[0] if len(values) == 1 else torch.cat(list(values))

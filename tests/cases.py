@@ -7,7 +7,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from carryclip import EWMA, Adaptive, Capped, Component, Drip, Gated, Leaky, Norm, Shrunk, Sign, Symmetric, Welford
+from carryclip import (
+    EWMA,
+    RMS,
+    Adaptive,
+    Capped,
+    Component,
+    Drip,
+    Gated,
+    Leaky,
+    Norm,
+    Quantile,
+    Shrunk,
+    Sign,
+    Symmetric,
+    Welford,
+)
 
 
 def halving(step: Any) -> Any:
@@ -32,6 +47,10 @@ REGIONS: dict[str, Any] = {
     "norm schedule": Norm(halving),
     "norm per group": Norm(0.9, over="group"),
     "norm per tensor": Norm(0.6, over="tensor"),
+    "norm per row": Norm(0.5, over="row"),
+    "norm per column": Norm(0.5, over="column"),
+    "norm by rms": Norm(RMS(0.7, warmup=3)),
+    "norm by quantile, per row": Norm(Quantile(0.7, window=20), over="row"),
     "adaptive welford": Adaptive(mean=1, std=1, moments=Welford()),
     "adaptive welford, current included": Adaptive(mean=1, std=1, moments=Welford(), include_current=True),
     "adaptive ewma": Adaptive(mean=1, std=0.5, moments=EWMA()),
@@ -86,9 +105,12 @@ KINDS = (
     "symmetric ewma",
 )
 """Regions of which none compiles to the code of another."""
+LEARNING = ("norm per row", "norm per column", "norm by rms", "norm by quantile, per row")
+"""What is tried elsewhere too, with all rules for the radius: ``test_radius``."""
 OPTAX_CELLS = [
     (region, policy, dtype)
     for region, policy, dtype in CELLS
+    if region not in LEARNING or (dtype == "float64" and policy in ("full", "shrunk"))
     if region in KINDS or policy in ("full", "capped", "gated", "drip", "shrunk")
     if dtype != "float16" or policy in ("full", "gated")
 ]
@@ -109,6 +131,7 @@ DEVICE_CELLS = [
     (region, policy, dtype)
     for region, policy, dtype in CELLS
     if region.startswith(("component", "norm")) and (policy == "full" or dtype in ("float32", "bfloat16"))
+    if region not in LEARNING or dtype != "bfloat16"
 ]
 """What is done in place has code of its own for devices that must not be waited for."""
 

@@ -42,6 +42,8 @@ def rounded(gradients, dtype):
 def test_backends_equal_the_reference(backend, region, policy, dtype):
     # Gradients that are missing now and then make a second program to compile, so one column has them.
     missing = 0.1 if (dtype, policy) in {("float64", "full"), ("float32", "gated early")} else 0.0
+    if REGIONS[region].split:  # the reference must have seen all rows at first
+        missing = 0.0
     gradients = rounded(heavy_tailed(len(region) + len(policy), STEPS[dtype], missing), dtype)
     case = REGIONS[region], POLICIES[policy], gradients, dtype
     expected, actual = run_reference(*case), BACKENDS[backend](*case)

@@ -8,6 +8,7 @@ import pytest
 
 from carryclip import (
     EWMA,
+    RMS,
     Adaptive,
     Capped,
     Component,
@@ -328,3 +329,8 @@ def test_a_callback_is_told_now_and_then():
     slow = problems.Custom(lambda x: x.sum(-1), lambda x: time.sleep(0.02) or np.sign(x))
     run(slow, Above(0.1), steps=40, seeds=2, progress=lambda done, total: told.append(done))
     assert len(told) >= 3
+
+
+def test_a_radius_that_learns_is_refused():
+    with pytest.raises(TypeError, match=r"run: RMS\(2.0\) learns from single runs"):
+        run(problems.Quadratic(), Norm(RMS()), steps=3, seeds=2)

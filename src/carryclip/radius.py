@@ -154,8 +154,8 @@ class RMS(Radius):
         v      = decay·v + (1 - decay)·min(norm, reach·radius)²       debiased
         radius = multiple·sqrt(v)
 
-    The one with a theorem: at twice the root mean square, what a full carry holds is on average at most one of them,
-    whatever the law of the gradients (``carryclip.theory``). A spike counts as ``reach`` radii at the most.
+    The one with a theorem: at twice the true root mean square, a full carry is on average at most one of them long,
+    whatever the law of the gradients. The running estimate has no proof. A spike counts as ``reach`` radii at the most.
 
     >>> RMS()
     RMS(2.0)

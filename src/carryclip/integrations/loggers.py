@@ -8,7 +8,7 @@ from carryclip.diagnosis import RUNNING
 
 NAMES = {
     "grad_norm": "before_clip/gradient_norm",
-    "sum_norm": "before_clip/gradient_plus_carry_norm",
+    "sum_norm": "before_clip/sum_norm",
     "update_norm": "after_clip/update_norm",
     "carry_norm": "carry/norm",
     "carry_ratio": "carry/largest_in_radii",

@@ -223,6 +223,11 @@ class _Lanes:
         self.region = self.above.region if self.above else check_region(region)
         if isinstance(self.region, Norm) and self.region.over != "all":
             raise ValueError("There are no groups or tensors here: use Norm(radius).")
+        if self.region.rule is not None:
+            raise TypeError(
+                f"run: {self.region.rule!r} learns from single runs, and here many lie side by side. Give a number or "
+                "a schedule, or take carryclip.reference.UClip through one run."
+            )
         # Diverged runs stay infinite or NaN, and so can be seen.
         self.rule = Rule(self.region, carry, nonfinite="propagate")
         if self.above is None:

@@ -114,7 +114,7 @@ def check_observable(layout: Layout) -> None:
     if len(layout.rules) > 1 or (isinstance(region, Norm) and region.over != "all"):
         raise ValueError(
             "observe=True judges one region for the whole gradient: give a single region for all groups, and a Norm "
-            'without over="group" or over="tensor".'
+            'with over="all".'
         )
     sizes = [value for value in vars(region).values() if not callable(value)]
     if any(isinstance(value, (list, tuple, Mapping)) or getattr(value, "shape", ()) for value in sizes):

@@ -84,9 +84,10 @@ class RecordedRows(Rows):
             return super().apply_one(bundle, piece, array, call, clock)
         names = [name for name, value in zip(Scaling._fields, call.scaling, strict=True) if value is not None]
         key = "rows", id(bundle.rule), bundle.narrow, call.write, tuple(names)
-        given = bundle, call._replace(tally=False), (1.0,), clock, tuple(names)
-        program, _ = self.recorded.program(key, partial(apply_of, rows=True), *given)
-        columns = [x if isinstance(x, Tensor) else torch.tensor(x) for x in call.scaling if x is not None]
+        how = bundle, call._replace(tally=False), (1.0,), clock, tuple(names)
+        program, _ = self.recorded.program(key, partial(apply_of, rows=True), *how)
+        given = [x for x in call.scaling if x is not None]
+        columns = [x if isinstance(x, Tensor) else torch.tensor(x, dtype=bundle.dtype) for x in given]
         stored = [x for x in piece.buffers[:-1] if x is not None]
         program.run(array, *stored, *columns, *self.recorded.room(program, array))
         return Told()

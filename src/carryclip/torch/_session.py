@@ -8,7 +8,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import SGD, Optimizer
 
 from carryclip.algorithm import NonFinite, Rule
-from carryclip.carry import CarryPolicy, check_policy
+from carryclip.carry import CarryPolicy, check_policy, policy_of
 from carryclip.diagnosis import warn_user
 from carryclip.torch import _foreign, _layout
 from carryclip.torch._compiled import CompileMode, check_mode
@@ -308,11 +308,12 @@ class Session:
         if isinstance(self.carry_policy, bool):
             kept = carry[self.carry_policy]
         skips = all(getattr(o, "_step_supports_amp_scaling", False) for o in self.optimizers) and self.optimizers
+        carries = policy_of(self.carry_policy).carries
         bad = {
-            "skip": "skips the step" if skips else "gives the optimizer a zero gradient and keeps the carry",
+            "skip": "skips the step" if skips else "gives the optimizer a zero gradient",
             "zero": "has its bad entries set to 0",
             "raise": "raises an error",
-            "propagate": "goes through, and spoils the carry",
+            "propagate": "goes through, and spoils the carry" if carries else "goes through",
         }[self.nonfinite]
         if self.observer is not None:
             kept, bad = "advise() says what clipping would do", "is left out"

@@ -3,7 +3,22 @@
 import torch
 from torch import nn
 
-from carryclip import EWMA, Adaptive, Capped, Component, Drip, Gated, Leaky, Norm, Shrunk, Sign
+from carryclip import (
+    EWMA,
+    RMS,
+    Adaptive,
+    Average,
+    Capped,
+    Component,
+    Drip,
+    Gated,
+    Leaky,
+    Norm,
+    OfWeights,
+    Quantile,
+    Shrunk,
+    Sign,
+)
 from carryclip.torch import UClip
 
 STEPS = 12
@@ -64,6 +79,12 @@ KINDS = {
     "norm by tensor, shrunk": (Norm(0.2, over="tensor"), Shrunk(5)),
     "component drip": (Component(0.05), Drip(rate=0.2, decay=0.9)),
     "adaptive, shrunk": (Adaptive(1, 2, EWMA(0.9)), Shrunk(5)),
+    "norm by row": (Norm(0.1, over="row"), True),
+    "norm by column, shrunk": (Norm(0.1, over="column"), Shrunk(5)),
+    "norm by rms": (Norm(RMS(0.7, warmup=2)), True),
+    "norm of each tensor by average": (Norm(Average(1.05, warmup=4, before=0.3), over="tensor"), False),
+    "norm of each row by quantile": (Norm(Quantile(0.5, window=5, warmup=2), over="row"), Drip()),
+    "norm of each row of weights": (Norm(OfWeights(0.1), over="row"), Gated()),
 }
 
 

@@ -131,6 +131,8 @@ def by_slices(xp: Any, values: Sequence[Any], where: Sequence[Any], width: int, 
     edges = sorted({0, width, *(edge for span in spans for edge in (span.start, span.stop))})
     by_start: dict[int, list[int]] = {}
     for k, span in enumerate(spans):
+        if span.start == span.stop:  # a rank may have no row of a tensor
+            continue
         by_start.setdefault(span.start, []).append(k)
     open_now: list[int] = []
     parts = []

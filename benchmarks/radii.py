@@ -137,6 +137,13 @@ def table(results: dict[Run, float]) -> str:
     return "\n".join([*rows, "", f"As good as the best constant: {said} of {lines} lines."])
 
 
+def write_page(results: dict[Run, float]) -> str:
+    """The page with a fresh table."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(MARK)
+    _, _, after = rest.partition(END)
+    return f"{before}{MARK}\n\n{table(results)}\n\n{END}{after}"
+
+
 def main() -> None:
     """Run, then show."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -145,9 +152,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="runs at a time")
     given = parser.parse_args()
     if given.write:
-        before, _, rest = PAGE.read_text(encoding="utf-8").partition(MARK)
-        _, _, after = rest.partition(END)
-        PAGE.write_text(f"{before}{MARK}\n\n{table(read())}\n\n{END}{after}", encoding="utf-8")
+        PAGE.write_text(write_page(read()), encoding="utf-8")
         return
     if not given.show:
         train(given.workers)

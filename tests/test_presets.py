@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+import carryclip.optax
 from carryclip import Average, Norm, OfWeights, Quantile, ZScore, presets, reference
 from carryclip.presets import adagc, agc, autoclip, zclip
 from carryclip.torch import UClip
@@ -150,10 +151,25 @@ def test_agc_goes_unit_by_unit(clipping):
     check([judge.step(row, weights) for row in rows], [unit_by_unit(weights, row, clipping, 1e-3) for row in rows])
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_agc_goes_unit_by_unit_in_torch(layout):
+    """By the formula that timm has, too: a row is an output unit, and weights below the floor count as that."""
+    weights, rows = units(np.random.default_rng(4), 20)
+    params = [nn.Parameter(torch.tensor(w)) for w in weights]
+    params[0].data = params[0].data.to(memory_format=layout)
+    clipper = UClip(params, agc(0.1), carry=False)
+    for row in rows:
+        for p, g in zip(params, row, strict=True):
+            p.grad = torch.empty_like(p).copy_(torch.tensor(g))
+        clipper.clip_()
+        check([[p.grad.numpy() for p in params]], [unit_by_unit(weights, row, 0.1, 1e-3)])
+
+
 def test_agc_over_columns_is_optaxs():
     """Dense layers are (in, out) in JAX, convolutions end in their output channels; a bias is one vector in both."""
     weights, rows = units(np.random.default_rng(5), 20)
     judge = reference.UClip(agc(0.05, over="column"), carry=False)
+    ours = carryclip.optax.uclip(agc(0.05, over="column"), carry=False)
 
     def turned(arrays):
         return [np.moveaxis(x, 0, -1).copy() if x.ndim > 1 else x for x in arrays]
@@ -164,6 +180,8 @@ def test_agc_over_columns_is_optaxs():
         for row in rows:
             wanted, _ = tx.update([jnp.asarray(g) for g in turned(row)], tx.init(params), params)
             check([judge.step(turned(row), turned(weights))], [[np.asarray(u) for u in wanted]])
+            found, _ = ours.update([jnp.asarray(g) for g in turned(row)], ours.init(params), params)
+            check([[np.asarray(u) for u in found]], [[np.asarray(u) for u in wanted]])
 
 
 # ---------------------------------------------------------------------- what a loop with attributes loses

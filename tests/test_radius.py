@@ -877,3 +877,11 @@ def test_bad_numbers_are_refused_when_a_rule_is_made(make, error, message):
 @pytest.mark.parametrize("rule", [*FOLLOWING.values(), OfWeights(0.02, 1e-2), RMS(), Quantile(), ZScore(), Average()])
 def test_a_rule_reads_as_it_is_written(rule):
     assert eval(repr(rule)) == rule
+
+
+def test_the_page_shows_what_the_trials_of_radii_gave():
+    import radii
+
+    results = radii.read()
+    assert len(results) == len(radii.runs())
+    assert radii.write_page(results) == radii.PAGE.read_text(encoding="utf-8")

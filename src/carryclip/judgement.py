@@ -165,7 +165,10 @@ def _why_larger(case: Case, larger: Effect, wrong: str) -> str:
         then += ": it is a guard against bad batches, and you would train as well without clipping."
     else:
         then += ", and plain clipping does no harm there."
-    return f"Take a larger radius: {case.observed.radius:g} {wrong}. {then}" + _stock(case, larger)
+    follow = ""
+    if isinstance(case.view, NormView):  # usual_quantile is where the larger radius comes from
+        follow = f" Norm(Quantile({case.view.usual_quantile:g})) finds such a radius by itself, and follows it."
+    return f"Take a larger radius: {case.observed.radius:g} {wrong}. {then}{follow}" + _stock(case, larger)
 
 
 def _why_carry(case: Case) -> str:

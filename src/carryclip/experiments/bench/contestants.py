@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from carryclip import EWMA, Adaptive, Component, Drip, Gated, Norm, Shrunk, Welford
+from carryclip import EWMA, RMS, Adaptive, Component, Drip, Gated, Norm, Quantile, Shrunk, Welford
+from carryclip.presets import agc
 from carryclip.torch import UClip
 from carryclip.torch._bundles import Tuning
 
@@ -68,6 +69,16 @@ def modes(compile: bool) -> dict[str, Make]:
         "Adaptive Welford": (Adaptive(mean=1, std=1, moments=Welford()), {}),
         "Component, bfloat16 carry": (Component(COMPONENT_RADIUS), {"carry_dtype": "bfloat16"}),
     }
+    if not compile:  # rows are never compiled, and rules for the radius cost the same
+        rows = Norm(10 * COMPONENT_RADIUS, over="row")
+        table |= {
+            "Norm, RMS radius": (Norm(RMS(0.5, warmup=1)), {}),
+            "Norm, Quantile radius, Shrunk": (Norm(Quantile(0.1, warmup=1)), {"carry": Shrunk()}),
+            "Norm of rows": (rows, {}),
+            "Norm of rows, Shrunk": (rows, {"carry": Shrunk()}),
+            "Norm of rows, no carry": (rows, {"carry": False}),
+            "AGC, no carry": (agc(), {"carry": False}),
+        }
     return {f"{word} {name}": _uclip(region, compile, options) for name, (region, options) in table.items()}
 
 

@@ -186,11 +186,13 @@ def measure(
     carry = None if buffers.carry is None else xp.astype(buffers.carry, dtype)
     if unit != 1.0:
         raw, carry = raw * unit, None if carry is None else carry * unit
+    found = Sums()
+    if "dot" in rule.measures and carry is not None:
+        # First what reads both: the others then find them in the cache.
+        found = found._replace(dot=xp.inner(raw, carry), carry_sq=xp.inner(carry, carry))
     total = raw if carry is None or rule.policy.mixes else raw + carry
     total_sq = xp.inner(total, total)
-    found = Sums(~xp.isfinite(total_sq), total_sq)
-    if "dot" in rule.measures and carry is not None:
-        found = found._replace(carry_sq=xp.inner(carry, carry), dot=xp.inner(raw, carry))
+    found = found._replace(bad=~xp.isfinite(total_sq), total_sq=total_sq)
     if rule.measures_gradient:
         found = found._replace(grad_sq=xp.inner(raw, raw))
     return found

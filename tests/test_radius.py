@@ -885,3 +885,21 @@ def test_the_page_shows_what_the_trials_of_radii_gave():
     results = radii.read()
     assert len(results) == len(radii.runs())
     assert radii.write_page(results) == radii.PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("over", ["row", "column"])
+@pytest.mark.parametrize("shapes", [[(5,), ()], [(0, 3), (2, 3)], [(4, 3), (0,)]], ids=str)
+def test_odd_shapes_have_rows_too(shapes, over):
+    """A bias is one vector, so is a number, and a tensor without entries has none."""
+    rng = np.random.default_rng(3)
+    params = [nn.Parameter(torch.zeros(shape, dtype=torch.float64)) for shape in shapes]
+    clipper, judge = UClip(params, Norm(0.5, over=over), metrics_every=1), reference.UClip(Norm(0.5, over=over))
+    for _ in range(5):
+        gradients = [rng.standard_normal(shape) for shape in shapes]
+        for p, g in zip(params, gradients, strict=True):
+            p.grad = torch.tensor(g)
+        clipper.clip_()
+        full = [g for g in gradients if np.size(g)]
+        for p, wanted in zip([p for p in params if p.numel()], judge.step(full), strict=True):
+            np.testing.assert_allclose(p.grad, wanted, rtol=1e-12, atol=0)
+    assert clipper.metrics()["update_norm"] > 0.0

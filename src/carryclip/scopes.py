@@ -37,8 +37,8 @@ class Table:
         self.rules = list(rules)
         self.counts = list(counts)
         self.width = sum(counts)
-        self.single = self.width == len(self.rules)
-        """No run has more than one."""
+        self.single = not any(rule.region.split for rule in self.rules)
+        """Every run is one scope, and every place a number."""
         self.names = [name for name in Sums._fields if any(name in rule.measures for rule in self.rules)]
         """The sums that some of the rules need."""
         joint = [rule.region.joint for rule in self.rules]

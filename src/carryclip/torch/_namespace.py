@@ -32,19 +32,6 @@ def squared_norm(vector: torch.Tensor) -> torch.Tensor:
     return total + (rest * rest).sum()
 
 
-BLOCK = 1 << 16
-
-
-def inner_product(x: torch.Tensor, y: torch.Tensor) -> float:
-    """The sum of x·y of two vectors, without an array in between.
-
-    ``torch.dot`` adds in chains, so it gets blocks short enough for these: 3e-7 is the most that was seen.
-    """
-    if x.numel() <= BLOCK or x.dtype == torch.float64:
-        return torch.dot(x, y).item()
-    return sum([torch.dot(a, b).item() for a, b in zip(x.split(BLOCK), y.split(BLOCK), strict=True)])
-
-
 class TorchNamespace:
     """The array functions ``carryclip.algorithm`` needs; everything stays on the tensors' device."""
 

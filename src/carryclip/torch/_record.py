@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from carryclip.torch._namespace import inner_product, squared_norm
+from carryclip.torch._namespace import squared_norm
 
 
 class NotRecordableError(Exception):
@@ -78,8 +78,6 @@ class _Line(NamedTuple):
     result: Symbol
 
 
-NAMES = {"squared_norm": squared_norm, "inner_product": inner_product}
-"""What programs call beside torch."""
 _NUMBERS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "ge": ">=", "gt": ">", "lt": "<"}
 """Operations between numbers, as Python writes them."""
 
@@ -158,11 +156,8 @@ class Recorder:
         """The sum of x·y, added up as accurately as ``TorchNamespace`` does it."""
         if self.rows:
             return self.number("row_sum", x * y)
-        if x is y:
-            return self.number("squared_norm", x)
-        if x.dtype != y.dtype:
-            raise NotRecordableError("an inner product of arrays of several types")
-        return self.number("inner_product", x, y)
+        # Not torch.dot: what it gives depends on where arrays begin in memory, and so a resumed run would differ.
+        return self.number("squared_norm", x) if x is y else self.number("sum", x * y)
 
     def sum(self, x: Symbol) -> Symbol:
         """The sum of the entries."""
@@ -313,7 +308,7 @@ class _Writer:
         slots = [f"s{k}" for k in range(len(self.scratch))]
         head = f"def program({', '.join([*self.arrays, *self.numbers, *slots])}):"
         source = "\n    ".join([head, *self.code]) + "\n"
-        scope: dict[str, Any] = {"torch": torch, "math": math, **NAMES, **self.constants}
+        scope: dict[str, Any] = {"torch": torch, "math": math, "squared_norm": squared_norm, **self.constants}
         exec(compile(source, "<carryclip program>", "exec"), scope)
         return Program(scope["program"], self.scratch, source)
 
@@ -353,8 +348,6 @@ class _Writer:
             return f"{words[0]}.amax().item()"
         if name == "squared_norm":
             return f"squared_norm({words[0]}).item()"
-        if name == "inner_product":
-            return f"inner_product({words[0]}, {words[1]})"
         if name == "isfinite":
             return f"math.isfinite({words[0]})"
         if name == "not":

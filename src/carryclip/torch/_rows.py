@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from carryclip.algorithm import Age, measure
+from carryclip.algorithm import Age, apply, measure
 from carryclip.diagnosis import Diagnosis
 from carryclip.policy import Scaling, Sums
 from carryclip.torch._bundles import Bundle
@@ -79,18 +79,22 @@ class RecordedRows(Rows):
         return found._replace(bad=~torch.isfinite(found.total_sq).all())
 
     def apply_one(self, bundle: Bundle, piece: Any, array: Tensor, call: Call, clock: Age) -> Told:
-        """Write one piece; one that is inspected, or rounded at random, as it is."""
-        if call.inspect or bundle.rounds or call.scaling is None:
+        """Write one piece; the figures of a step that is measured come from the pure function, which writes nothing."""
+        if bundle.rounds or call.scaling is None:
             return super().apply_one(bundle, piece, array, call, clock)
+        diagnosis = None
+        if call.inspect:
+            given = array, piece.buffers, (1.0,), call.scaling, None, bundle.dtype
+            diagnosis = apply(self.space(bundle), bundle.rule, *given, clock=clock, inspect=True).diagnosis
         names = [name for name, value in zip(Scaling._fields, call.scaling, strict=True) if value is not None]
         key = "rows", id(bundle.rule), bundle.narrow, call.write, tuple(names)
-        how = bundle, call._replace(tally=False), (1.0,), clock, tuple(names)
+        how = bundle, call._replace(tally=False, inspect=False), (1.0,), clock, tuple(names)
         program, _ = self.recorded.program(key, partial(apply_of, rows=True), *how)
-        given = [x for x in call.scaling if x is not None]
-        columns = [x if isinstance(x, Tensor) else torch.tensor(x, dtype=bundle.dtype) for x in given]
+        known = [x for x in call.scaling if x is not None]
+        columns = [x if isinstance(x, Tensor) else torch.tensor(x, dtype=bundle.dtype) for x in known]
         stored = [x for x in piece.buffers[:-1] if x is not None]
         program.run(array, *stored, *columns, *self.recorded.room(program, array))
-        return Told()
+        return Told(None, diagnosis)
 
 
 @cache

@@ -264,8 +264,7 @@ class Stepper:
                     continue
                 self._clear.pop(bundle.scope, None)
                 # The paper's rule has paid all by now; one that mixes has nothing to pay if there was nothing.
-                empty = found is None or not bundle.rule.policy.mixes or _all_are(found.sums.carry_sq, bundle, 0.0)
-                if within and empty:
+                if within and self._pays_all(bundle, found):
                     inside.setdefault(bundle.scope, []).append(bundle)
                 mine = mine._replace(scaling=_own(scaling, bundle, own[0].device, host=turn.host))
             told.append(bundle.kernel.apply(bundle, own, mine))
@@ -290,6 +289,11 @@ class Stepper:
             radii = [turn.sizes[run.rule][0] if rules[run.rule].region.joint else 1.0 for run in runs]
             self._runs = turn.sizes, radii, [rules[run.rule].unit(turn.sizes[run.rule]) for run in runs]
         return self._runs[1:]
+
+    @staticmethod
+    def _pays_all(bundle: Bundle, found: Totals | None) -> bool:
+        """Whether a vector inside its radius leaves no carry: one that mixes pays nothing if there was nothing."""
+        return found is None or not bundle.rule.policy.mixes or _all_are(found.sums.carry_sq, bundle, 0.0)
 
     # ------------------------------------------------------------------ carries that are known to be 0
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from carryclip import EWMA, RMS, Adaptive, Component, Drip, Gated, Norm, Quantile, Shrunk, Welford
+from carryclip import EWMA, RMS, Adaptive, Component, Drip, Gated, Norm, Shrunk, Welford
 from carryclip.presets import agc
 from carryclip.torch import UClip
 from carryclip.torch._bundles import Tuning
@@ -73,7 +73,6 @@ def modes(compile: bool) -> dict[str, Make]:
         rows = Norm(10 * COMPONENT_RADIUS, over="row")
         table |= {
             "Norm, RMS radius": (Norm(RMS(0.5, warmup=1)), {}),
-            "Norm, Quantile radius, Shrunk": (Norm(Quantile(0.1, warmup=1)), {"carry": Shrunk()}),
             "Norm of rows": (rows, {}),
             "Norm of rows, Shrunk": (rows, {"carry": Shrunk()}),
             "Norm of rows, no carry": (rows, {"carry": False}),

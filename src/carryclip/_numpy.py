@@ -35,6 +35,13 @@ class NumpyNamespace:
         return np.concatenate(values)
 
     @staticmethod
+    def added_at(vector: np.ndarray, numbers: np.ndarray, values: Any) -> np.ndarray:
+        """The vector with values added to the entries with these numbers, each of which occurs once."""
+        found = vector.copy()
+        found[numbers] += values
+        return found
+
+    @staticmethod
     def total(values: list[Any]) -> Any:
         """The sum of a list of numbers."""
         return sum(values)

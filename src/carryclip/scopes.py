@@ -8,7 +8,8 @@ of it.
 
 Beside what ``carryclip.algorithm`` asks of ``xp``, this needs ``vector(values, like)`` (a list of scalars as a vector),
 ``full(count, value, like)`` (a vector of equal numbers), ``concat(values, like)`` (vectors end to end),
-``total(values)`` (the sum of a list of scalars), ``max`` and ``maximum``. ``like`` is whatever the backend makes
+``total(values)`` (the sum of a list of scalars), ``max`` and ``maximum``; and ``added_at(vector, numbers, values)``
+where places are vectors of numbers. ``like`` is whatever the backend makes
 vectors by, such as a type.
 """
 
@@ -23,8 +24,8 @@ from carryclip.radius import Past, Radius
 
 NO_SCOPE = -1
 
-Place = int | slice
-"""Which entry, or entries, of the table."""
+Place = Any
+"""Which entry of the table (a number), or which entries (a slice, or a vector of their numbers, each once)."""
 
 
 class Table:
@@ -127,6 +128,18 @@ def by_scope(xp: Any, values: Sequence[Any], where: Sequence[Any], width: int, l
 
 def by_slices(xp: Any, values: Sequence[Any], where: Sequence[Any], width: int, like: Any) -> Any:
     """The same where some have an entry for each row: parts of the table end to end, with zeros between them."""
+    listed = [(value, place) for value, place in zip(values, where, strict=True) if not isinstance(place, (int, slice))]
+    if listed:
+        values = [value for value, place in zip(values, where, strict=True) if isinstance(place, (int, slice))]
+        where = [place for place in where if isinstance(place, (int, slice))]
+    found = _end_to_end(xp, values, where, width, like)
+    for value, place in listed:
+        found = xp.added_at(found, place, value)
+    return found
+
+
+def _end_to_end(xp: Any, values: Sequence[Any], where: Sequence[Any], width: int, like: Any) -> Any:
+    """The same where each has a number or a slice."""
     spans = [place if isinstance(place, slice) else slice(place, place + 1) for place in where]
     edges = sorted({0, width, *(edge for span in spans for edge in (span.start, span.stop))})
     by_start: dict[int, list[int]] = {}
@@ -267,8 +280,8 @@ def figures(
     clipped: Any = None,
 ) -> Figures:
     """Add up what was seen while a step was done."""
-    places = [width if place == NO_SCOPE else place for place in where]
-    add_up = by_slices if any(isinstance(place, slice) for place in places) else by_scope
+    places = [width if isinstance(place, int) and place == NO_SCOPE else place for place in where]
+    add_up = by_scope if all([isinstance(place, int) for place in places]) else by_slices
     columns = [
         add_up(xp, [getattr(each, name) for each in diagnoses], places, width + 1, like)
         for name in Diagnosis._fields[:-1]

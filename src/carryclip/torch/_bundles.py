@@ -10,6 +10,7 @@ from collections.abc import Callable
 from itertools import accumulate, count
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors as end_to_end
@@ -17,7 +18,7 @@ from torch._utils import _unflatten_dense_tensors as in_shape
 
 from carryclip.algorithm import Rule
 from carryclip.regions import Component
-from carryclip.scopes import NO_SCOPE
+from carryclip.scopes import NO_SCOPE, Place
 from carryclip.torch import _compiled
 from carryclip.torch._compiled import CompileMode
 from carryclip.torch._layout import Gradients, Layout, Leaf
@@ -28,6 +29,8 @@ Sizes = list[tuple[Any, ...]]
 """The numbers of each rule's region at a step."""
 Member = tuple[Leaf, Tensor]
 UNUSUAL = "unusual"
+SMALL_ROWS = "small rows"
+"""Stands for the scope where the rows of many small tensors make up one bundle."""
 
 
 class Tuning:
@@ -56,8 +59,10 @@ class Bundle:
         self.number = leaf.rule
         """Of the rule, in the layout."""
         self.scope = leaf.scope
-        self.place = leaf.place
-        """Its entry in the table of scopes, or a range if its rows have one each."""
+        self.vector: Any = leaf.scope
+        """By what others know of it whether its carry is 0: its scope, or its parameters if rows of many are in it."""
+        self.place: Place = leaf.place
+        """Its entry in the table of scopes, or entries if its rows have one each."""
         self.axis = leaf.axis
         """Along which its rows lie."""
         self.counted = leaf.counted
@@ -85,6 +90,13 @@ class Bundle:
     def leaves(self) -> list[Leaf]:
         """Its parameters, each once."""
         return list({leaf.number: leaf for piece in self.pieces for leaf in piece.leaves}.values())
+
+    def gather(self) -> None:
+        """Take the scopes of all its parameters, whose rows follow each other as its pieces do."""
+        own: list[Any] = [leaf.place for leaf in self.leaves]
+        self.place = np.concatenate([np.arange(rows.start, rows.stop) for rows in own] or [np.arange(0)])
+        self.axis = 0
+        self.vector = tuple(leaf.number for leaf in self.leaves)
 
     def add_whole(self, opened: Opened) -> None:
         """Add a tensor in its own shape."""
@@ -262,7 +274,10 @@ class Planner:
                 opened.append(leaf)
                 continue
             large = compiled and self._is_worth(layout, leaf, gradient)
-            key = leaf.rule, leaf.scope, leaf.counted, gradient.dtype, gradient.device, large
+            scope: Any = leaf.scope
+            if host and layout.rules[leaf.rule].region.split and self._packs_rows(layout, leaf, gradient):
+                scope = SMALL_ROWS
+            key = leaf.rule, scope, leaf.counted, gradient.dtype, gradient.device, large
             groups.setdefault(key, []).append((leaf, gradient))
         packer = Packer(home.entries, self.storage, self.tuning.small, self._room(), host=host)
         if not host:
@@ -270,7 +285,7 @@ class Planner:
             total = sum(gradient.numel() for gradient in gradients if gradient is not None)
             packer.small = max(self.tuning.small, min(total // 20, 1 << 22))
         bundles: list[Bundle] = []
-        for (number, *_, dtype, device, large), members in groups.items():
+        for (number, scope, _, dtype, device, large), members in groups.items():
             rule = layout.rules[number]
             rounds = self.storage.rounds(rule)
             case = self.kernels.case(
@@ -279,6 +294,8 @@ class Planner:
             bundle = Bundle(rule, members[0][0], dtype, self.kernels.choose(case))
             bundle.rounds = rounds
             opened += self._fill(packer, bundle, members, bundle.kernel.stretch(case, self.tuning))
+            if scope is SMALL_ROWS:
+                bundle.gather()
             bundles += [bundle] if bundle.pieces else []
         names = [(leaf.param, leaf.rule) for bundle in bundles for leaf in bundle.leaves]
         kept = [
@@ -291,6 +308,12 @@ class Planner:
         self._plans = [known for known in self._plans if known.look != look or known.home is not home][-7:]
         self._plans.append(plan)
         return plan
+
+    def _packs_rows(self, layout: Layout, leaf: Leaf, gradient: Tensor) -> bool:
+        """Whether a small tensor goes together with others whose rows are as long."""
+        if gradient.numel() >= self.tuning.small or leaf.sharded or self.storage.rounds(layout.rules[leaf.rule]):
+            return False
+        return leaf.axis in (None, 0) and gradient.is_contiguous()
 
     def _room(self) -> Callable[[torch.dtype, int], Tensor]:
         """Gives memory for the gradients of one plan, one after the other; plans share it, as one works at a time."""
@@ -314,6 +337,8 @@ class Planner:
                 entries = packer.entries(leaf.param)
                 bundle.add_whole(open_up(leaf, gradient, bundle.rule, entries, self.storage, write=True, scale=None))
             return []
+        if bundle.rule.region.split and len(members) > 1:
+            return [leaf for leaf, _ in packer.add_small_rows(bundle, members, cut=stretch)]
         if bundle.rule.region.split:
             return [leaf for leaf, gradient in members if not packer.add_rows(bundle, leaf, gradient, cut=stretch)]
         return [leaf for leaf, _ in packer.add(bundle, members, cut=stretch)]

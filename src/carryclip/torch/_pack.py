@@ -204,6 +204,23 @@ class Packer:
             self._packed(bundle, some)
         return odd
 
+    def add_small_rows(
+        self, bundle: Any, leaves: Sequence[tuple[Leaf, Tensor]], *, cut: int
+    ) -> list[tuple[Leaf, Tensor]]:
+        """Add small tensors, those with rows of one length together: as one array that has the rows of all."""
+        odd: list[tuple[Leaf, Tensor]] = []
+        by_width: dict[int, list[tuple[Leaf, Tensor]]] = {}
+        for leaf, gradient in leaves:
+            rows = 1 if leaf.axis is None else gradient.shape[0]
+            by_width.setdefault(gradient.numel() // rows, []).append((leaf, gradient))
+        for width, some in by_width.items():
+            if len(some) == 1:
+                odd += [] if self.add_rows(bundle, *some[0], cut=cut) else some
+                continue
+            for load in self._loads(some, cut):
+                self._packed(bundle, load, width)
+        return odd
+
     def add_rows(self, bundle: Any, leaf: Leaf, gradient: Tensor, *, cut: int) -> bool:
         """Add a tensor as rows, about ``cut`` entries of them at a time, if it lies in memory row by row."""
         stored = here(leaf, self._stored(bundle, leaf))
@@ -262,8 +279,8 @@ class Packer:
             end = ends
         return runs
 
-    def _packed(self, bundle: Any, leaves: list[tuple[Leaf, Tensor]]) -> None:
-        """Add small tensors end to end; their buffers become views of one pack, unless they are already."""
+    def _packed(self, bundle: Any, leaves: list[tuple[Leaf, Tensor]], width: int | None = None) -> None:
+        """Add small tensors end to end, or as rows of a length; their buffers become views of one pack."""
         entries = [self.entries(leaf.param) for leaf, _ in leaves]
         rows = [self._stored(bundle, leaf) for leaf, _ in leaves]
         given = list(zip(*rows, strict=True))
@@ -281,7 +298,10 @@ class Packer:
         source = Source([leaf.number for leaf, _ in leaves], None, packed=True)
         if self.host:
             flat = self.room(bundle.narrow, sum(gradient.numel() for gradient in shapes))
-            source = source._replace(flat=flat, views=list(in_shape(flat, shapes)))
+            views = list(in_shape(flat, shapes))
+            source = source._replace(flat=flat if width is None else flat.view(-1, width), views=views)
+        if width is not None:
+            columns = [None if x is None else x.view(-1, width) for x in columns]
         bundle.sources.append(source)
         bundle.pieces.append(Piece([leaf for leaf, _ in leaves], Buffers(*columns), None, 0))
 

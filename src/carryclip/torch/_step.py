@@ -103,8 +103,8 @@ class Stepper:
         self.agreement = Agreement()
         self._skipping = True
         """Whether the last step may have been skipped."""
-        self._clear: dict[int, list[tuple[Leaf, Tensor, int]]] = {}
-        """Scopes whose carry is 0 everywhere: their parameters, carries, and how often each was written."""
+        self._clear: dict[Any, list[tuple[Leaf, Tensor, int]]] = {}
+        """Vectors whose carry is 0 everywhere: their parameters, carries, and how often each was written."""
         self._runs: tuple[Sizes, list[Any], list[float]] | None = None
 
     @torch.no_grad()
@@ -203,7 +203,7 @@ class Stepper:
         for bundle, own in zip(turn.bundles, turn.arrays, strict=True):
             if not own:
                 continue
-            clear = turn.host and bundle.rule.region.joint and self._is_clear(bundle.scope)
+            clear = turn.host and bundle.rule.region.joint and self._is_clear(bundle)
             sizes = turn.sizes[bundle.number]
             if sizes is not bundle.sizes:  # they stay the same object for as long as they are constants
                 bundle.sizes, bundle.unit = sizes, bundle.rule.unit(sizes)
@@ -247,7 +247,7 @@ class Stepper:
     def _apply(self, turn: Turn, found: Totals | None, scaling: Scaling | None, skip: Tensor | None) -> list[Told]:
         """Write all bundles."""
         told: list[Told] = []
-        inside: dict[int, list[Bundle]] = {}
+        inside: dict[Any, list[Bundle]] = {}
         call = Call(turn.step, (), None, skip, self.write, self.metrics_every > 0, turn.inspect)
         for bundle, own in zip(turn.bundles, turn.arrays, strict=True):
             if not own:
@@ -262,17 +262,17 @@ class Stepper:
                 if within and not turn.inspect and self._stays(bundle):
                     told.append(Told())
                     continue
-                self._clear.pop(bundle.scope, None)
+                self._clear.pop(bundle.vector, None)
                 # The paper's rule has paid all by now; one that mixes has nothing to pay if there was nothing.
                 if within and self._pays_all(bundle, found):
-                    inside.setdefault(bundle.scope, []).append(bundle)
+                    inside.setdefault(bundle.vector, []).append(bundle)
                 mine = mine._replace(scaling=_own(scaling, bundle, own[0].device, host=turn.host))
             told.append(bundle.kernel.apply(bundle, own, mine))
             if self.write:
                 bundle.give_back(turn.gradients, own)
-        for scope, some in inside.items():
-            if sum(len(bundle.leaves) for bundle in some) == turn.layout.members[scope]:
-                self._note_clear(scope, some)
+        for vector, some in inside.items():
+            if isinstance(vector, tuple) or sum(len(bundle.leaves) for bundle in some) == turn.layout.members[vector]:
+                self._note_clear(vector, some)
         return told
 
     def _leave_out(self, turn: Turn) -> None:
@@ -299,11 +299,11 @@ class Stepper:
 
     def _stays(self, bundle: Bundle) -> bool:
         """Whether a vector inside its radius is left as it is: nothing is carried, and no entry must be made 0."""
-        return bundle.rule.nonfinite != "zero" and (not bundle.rule.policy.carries or self._is_clear(bundle.scope))
+        return bundle.rule.nonfinite != "zero" and (not bundle.rule.policy.carries or self._is_clear(bundle))
 
-    def _is_clear(self, scope: int) -> bool:
+    def _is_clear(self, bundle: Bundle) -> bool:
         """Whether the carry of a vector is known to be 0, because the last step has left it so."""
-        seen = self._clear.get(scope)
+        seen = self._clear.get(bundle.vector)
         # Only look: asking for the carry would make one of another type where the model was converted.
         return seen is not None and all(
             self._carry(leaf) is carry and carry._version == version for leaf, carry, version in seen
@@ -313,7 +313,7 @@ class Stepper:
         carry = self.home.peek(leaf.param).get(KEYS["carry"])
         return local(carry) if leaf.sharded and carry is not None else carry
 
-    def _note_clear(self, scope: int, bundles: list[Bundle]) -> None:
+    def _note_clear(self, vector: Any, bundles: list[Bundle]) -> None:
         """Remember a vector that was inside as a whole, so that its carry is 0 now."""
         rule = bundles[0].rule
         exact = all(bundle.sources and bundle.narrow == bundle.dtype and not bundle.rounds for bundle in bundles)
@@ -321,7 +321,7 @@ class Stepper:
             return
         carries = [(leaf, self._carry(leaf)) for bundle in bundles for leaf in bundle.leaves]
         if not any(carry.is_inference() for _, carry in carries):
-            self._clear[scope] = [(leaf, carry, carry._version) for leaf, carry in carries]
+            self._clear[vector] = [(leaf, carry, carry._version) for leaf, carry in carries]
 
     # ------------------------------------------------------------------ what is known afterwards
 
@@ -496,7 +496,7 @@ def _own(scaling: Scaling, bundle: Bundle, device: torch.device, *, host: bool) 
     scope, found = bundle.place, []
     kind = np.float64 if bundle.dtype == torch.float64 else np.float32
     scale, keep, _, _, *mixed = scaling
-    if isinstance(scope, slice) and host:
+    if not isinstance(scope, int) and host:
         for values in (scale, keep, None, None, *mixed):
             own = torch.from_numpy(values[scope].astype(kind)) if isinstance(values, np.ndarray) else values
             found.append(own)

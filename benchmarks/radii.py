@@ -4,7 +4,8 @@
     python benchmarks/radii.py --show     # only print it
     python benchmarks/radii.py --write    # put it into docs/radius.md
 
-The rule, fixed before the runs were made. All clip a norm over all parameters, with the default carry. Each method has
+The rule, fixed before the runs were made. Constants and four rules clip a norm over all parameters, three rules one of
+each row or tensor; all with the default carry. Each method has
 its best learning rate, by the mean over seeds, and the constant is the best of five radii as well: what a person would
 find who tried them all. A rule is *as good* where the 95 % interval of the difference (Student's, over seeds) reaches
 0, or its mean loss is less than anybody would notice (``notice`` of each trial).
@@ -24,6 +25,7 @@ import torch
 from carries import OPTIMIZERS, TRIALS, Difference, difference
 
 from carryclip import RMS, Average, CarryClipWarning, Norm, Quantile, ZScore
+from carryclip.presets import adagc, agc
 from carryclip.torch import UClip
 
 RESULTS = Path(__file__).with_name("radii.json")
@@ -32,7 +34,17 @@ MARK, END = "<!-- radii: written by benchmarks/radii.py -->", "<!-- end of the t
 SEEDS = 3
 CHOSEN = ("digits, radius 1", "amounts", "critic", "skewed line", "heavy line", "language, radius 1")
 CONSTANTS = {f"{radius:g}": radius for radius in (0.1, 0.3, 1.0, 3.0, 10.0)}
-RULES = {"RMS(2)": RMS(2.0), "Quantile(0.9)": Quantile(0.9), "ZScore(2.5)": ZScore(2.5), "Average(1.05)": Average(1.05)}
+OF_ALL = {
+    "RMS(2)": RMS(2.0),
+    "Quantile(0.9)": Quantile(0.9),
+    "ZScore(2.5)": ZScore(2.5),
+    "Average(1.05)": Average(1.05),
+}
+RULES = {name: Norm(radius) for name, radius in OF_ALL.items()} | {
+    "RMS(2) of rows": Norm(RMS(2.0), over="row"),
+    "adagc()": adagc(),
+    "agc()": agc(),
+}
 
 Run = tuple[str, str, float, str, int]
 """Trial, optimizer, learning rate, radius and seed."""
@@ -47,7 +59,7 @@ def run(key: Run) -> tuple[Run, float]:
     base = OPTIMIZERS[optimizer](problem.net.parameters(), rate)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CarryClipWarning)
-        UClip(base, Norm({**CONSTANTS, **RULES}[radius]), metrics_every=0)
+        UClip(base, RULES[radius] if radius in RULES else Norm(CONSTANTS[radius]), metrics_every=0)
     for step in range(setting.steps):
         if setting.cosine:
             share = 0.55 + 0.45 * math.cos(math.pi * step / setting.steps)

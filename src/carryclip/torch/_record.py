@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from carryclip.torch._namespace import squared_norm
+from carryclip.torch._namespace import row_squares, squared_norm
 
 
 class NotRecordableError(Exception):
@@ -78,6 +78,7 @@ class _Line(NamedTuple):
     result: Symbol
 
 
+_SQUARES = {"squared_norm": squared_norm, "row_squares": row_squares}
 _NUMBERS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "ge": ">=", "gt": ">", "lt": "<"}
 """Operations between numbers, as Python writes them."""
 
@@ -155,7 +156,7 @@ class Recorder:
     def inner(self, x: Symbol, y: Symbol) -> Symbol:
         """The sum of x·y, added up as accurately as ``TorchNamespace`` does it."""
         if self.rows:
-            return self.number("row_sum", x * y)
+            return self.number("row_squares", x) if x is y else self.number("row_sum", x * y)
         # Not torch.dot: what it gives depends on where arrays begin in memory, and so a resumed run would differ.
         return self.number("squared_norm", x) if x is y else self.number("sum", x * y)
 
@@ -308,7 +309,7 @@ class _Writer:
         slots = [f"s{k}" for k in range(len(self.scratch))]
         head = f"def program({', '.join([*self.arrays, *self.numbers, *slots])}):"
         source = "\n    ".join([head, *self.code]) + "\n"
-        scope: dict[str, Any] = {"torch": torch, "math": math, "squared_norm": squared_norm, **self.constants}
+        scope: dict[str, Any] = {"torch": torch, "math": math, **_SQUARES, **self.constants}
         exec(compile(source, "<carryclip program>", "exec"), scope)
         return Program(scope["program"], self.scratch, source)
 
@@ -346,6 +347,8 @@ class _Writer:
             return f"{words[0]}.sum(1)"
         if name == "amax":
             return f"{words[0]}.amax().item()"
+        if name == "row_squares":
+            return f"row_squares({words[0]})"
         if name == "squared_norm":
             return f"squared_norm({words[0]}).item()"
         if name == "isfinite":

@@ -79,6 +79,8 @@ class Turn(NamedTuple):
     inspect: bool
     device: torch.device
     """Where the scalars are."""
+    small: int
+    """Tensors with fewer entries are taken together."""
 
 
 class Stepper:
@@ -185,7 +187,8 @@ class Stepper:
         plan, bundles = self.planner.find(*given, host=host, inspect=inspect)
         arrays = [bundle.arrays(gradients) for bundle in bundles]
         device = self.ledger.skipped.device
-        return Turn(layout, gradients, sizes, plan, bundles, arrays, step, host, inspect, device)
+        small = self.planner.tuning.small
+        return Turn(layout, gradients, sizes, plan, bundles, arrays, step, host, inspect, device, small)
 
     def _on_host(self, gradients: Gradients) -> bool:
         """Whether values can be read without waiting: ordinary tensors in the host's memory, and no tracing."""
@@ -442,20 +445,29 @@ def _totals(turn: Turn, seen: Seen, units: list[float]) -> Totals:
 
 
 def _weights(turn: Turn) -> Iterator[tuple[Any, Any]]:
-    """The place of each parameter whose weights count, and their square; numbers on the host."""
+    """The place of parameters whose weights count, and their squares; numbers on the host."""
     spread = turn.layout.spread is not None
+    alike: dict[Any, list[tuple[slice, Tensor]]] = {}
     for leaf in turn.layout.weighs:
         if turn.gradients[leaf.number] is None or (spread and not leaf.counted):
             continue
         weights = local(leaf.param).detach()
         weights = torch.view_as_real(weights) if weights.is_complex() else weights
-        weights = weights.to(wide(weights.dtype))
-        if isinstance(leaf.place, slice):
-            square = RowsNamespace(leaf.axis).squares(weights)
-        else:
-            weights = weights.reshape(-1)
+        if not isinstance(leaf.place, slice):
+            weights = weights.to(wide(weights.dtype)).reshape(-1)
             square = xp.inner(weights, weights)
+        elif turn.host and leaf.axis in (None, 0) and 0 < weights.numel() < turn.small:
+            rows = weights.reshape(leaf.place.stop - leaf.place.start, -1)
+            alike.setdefault((rows.shape[1], rows.dtype), []).append((leaf.place, rows))
+            continue
+        else:
+            square = RowsNamespace(leaf.axis).squares(weights.to(wide(weights.dtype)))
         yield leaf.place, _number(square) if turn.host else square
+    # One call for all small tensors with rows of the same length: a call for each costs more than their entries.
+    for members in alike.values():
+        where = np.concatenate([np.arange(place.start, place.stop) for place, _ in members])
+        rows = torch.cat([each for _, each in members])
+        yield where, _number(RowsNamespace(0).squares(rows.to(wide(rows.dtype))))
 
 
 def _followers(turn: Turn, space: Any, like: Any) -> list[Follower]:

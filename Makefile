@@ -10,10 +10,10 @@ READY := $(VENV)/.ready
 help: ## list the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-6s %s\n", $$1, $$2}'
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml lab/pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (a few minutes the first time) ..."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,docs]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,docs]" -e "./lab[ray]"
 	@touch $@
 
 demo: $(READY) ## the theory's figures, a study of training runs, and a report of both
@@ -23,7 +23,7 @@ test: $(READY) ## run all tests
 	$(BIN)/python -m pytest -n auto
 
 kills: $(READY) ## kill workers and supervisors 50 times during a study, at random
-	CARRYCLIP_KILLS=50 $(BIN)/python -m pytest tests/test_engine.py -k kills_at_random
+	CARRYCLIP_KILLS=50 $(BIN)/python -m pytest tests/lab/test_engine.py -k kills_at_random
 
 lint: $(READY) ## check style and formatting
 	$(BIN)/ruff check .

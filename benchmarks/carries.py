@@ -31,12 +31,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
+import torch
 from carryclip import CarryClipWarning, Component, Drip, Gated, Norm, Shrunk
 from carryclip.torch import UClip
+from torch import Tensor, nn
 
 RESULTS = Path(__file__).with_name("carries.json")
 PAGE = Path(__file__).parents[1] / "docs" / "carry.md"
@@ -260,7 +260,7 @@ def _text() -> tuple[Tensor, Tensor, int]:
 
 def language(seed: int) -> Problem:
     """A small decoder that learns the next byte of Python's own documentation."""
-    from carryclip.experiments.decoder import Decoder
+    from carryclip_lab.tasks.decoder import Decoder
 
     train, test, tokens = _text()
     context, batch = 32, 16

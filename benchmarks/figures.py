@@ -62,8 +62,8 @@ def filled(text: str) -> str:
 
 
 def draw() -> None:
-    from carryclip.experiments.theory.main import main
-    from carryclip.experiments.theory.study import Scale
+    from carryclip_lab.theory_figures.main import main
+    from carryclip_lab.theory_figures.study import Scale
 
     main("theory", Scale(), str(FIGURES))
     main("corrupted-rank", Scale(), str(OTHERS))

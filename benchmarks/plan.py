@@ -16,12 +16,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from carryclip.experiments.calibration import calibrate
-from carryclip.experiments.engine.settings import Options
-from carryclip.experiments.engine.supervise import supervise
-from carryclip.experiments.grid import Study, load, matches
-from carryclip.experiments.plan import default_workers, estimate
-from carryclip.experiments.reproduce import restriction
+from carryclip_lab.commands.plan import default_workers, estimate
+from carryclip_lab.commands.reproduce import restriction
+from carryclip_lab.engine.calibration import calibrate
+from carryclip_lab.engine.settings import Options
+from carryclip_lab.engine.supervise import supervise
+from carryclip_lab.grid import Study, load, matches
 
 
 def planned(study: Study, wanted: Mapping[str, set[str]], workers: int) -> float:

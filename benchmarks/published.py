@@ -16,10 +16,10 @@ import shutil
 import sys
 from pathlib import Path
 
-from carryclip.experiments.analysis.summary import Summary, summarise
-from carryclip.experiments.records import Record
-from carryclip.experiments.spec import FIELDS, Spec
-from carryclip.experiments.terminal import rows
+from carryclip_lab.analysis.summary import Summary, summarise
+from carryclip_lab.commands.terminal import rows
+from carryclip_lab.spec import FIELDS, Spec
+from carryclip_lab.store.records import Record
 
 DOCS = Path(__file__).parents[1] / "docs"
 FOLDERS = {
@@ -132,9 +132,9 @@ def _caption(folder: Path, study: str, what: str) -> str:
 
 
 def publish(folder: Path, store_path: str) -> None:
-    from carryclip.experiments.export import export
-    from carryclip.experiments.report.build import build
-    from carryclip.experiments.store import Store
+    from carryclip_lab.report.build import build
+    from carryclip_lab.store.export import export
+    from carryclip_lab.store.store import Store
 
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

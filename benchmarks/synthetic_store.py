@@ -17,13 +17,13 @@ from pathlib import Path
 
 import numpy as np
 
-from carryclip.experiments.analysis.naming import region_name
-from carryclip.experiments.analysis.summary import summaries
-from carryclip.experiments.figures import FIGURES, draw
-from carryclip.experiments.grid import Study, load
-from carryclip.experiments.report.build import build
-from carryclip.experiments.spec import Spec
-from carryclip.experiments.store import Store
+from carryclip_lab.analysis.naming import region_name
+from carryclip_lab.analysis.summary import summaries
+from carryclip_lab.figures import FIGURES, draw
+from carryclip_lab.grid import Study, load
+from carryclip_lab.report.build import build
+from carryclip_lab.spec import Spec
+from carryclip_lab.store.store import Store
 
 ENVIRONMENT = json.dumps({"carryclip": "0.1.0", "device": "made up", "python": "3.11", "torch": "2.13.0"})
 BEST_RATE = {"sgd": 0.05, "momentum": 0.01, "adam": 0.001}

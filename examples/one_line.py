@@ -3,11 +3,11 @@
 python examples/one_line.py
 """
 
-import torch
 from sklearn.datasets import load_digits
-from torch import nn
 
+import torch
 from carryclip.torch import Norm, UClip
+from torch import nn
 
 torch.manual_seed(0)
 pixels, digits = load_digits(return_X_y=True)

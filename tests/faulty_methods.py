@@ -4,7 +4,6 @@ import ctypes
 import time
 
 import torch
-
 from carryclip import Norm
 from carryclip.torch import UClip
 

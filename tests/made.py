@@ -2,9 +2,9 @@
 
 import math
 
-from carryclip.experiments.analysis.summary import summarise
-from carryclip.experiments.records import Epoch, Record
-from carryclip.experiments.spec import Spec
+from carryclip_lab.analysis.summary import summarise
+from carryclip_lab.spec import Spec
+from carryclip_lab.store.records import Epoch, Record
 
 NORM = "Norm(0.5)"
 METHODS = {"none": {}, "clip": {"region": NORM}, "U-Clip": {"region": NORM, "carry": "full"}}

@@ -3,8 +3,8 @@
 import numpy as np
 from PIL import Image
 
-from carryclip.experiments.imagenet.folder import look_through
-from carryclip.experiments.spec import Spec
+from carryclip_lab.imagenet.folder import look_through
+from carryclip_lab.spec import Spec
 
 SPEC = {
     "task": "imagenet", "optimizer": "nesterov", "lr": 0.2, "batch": 8, "epochs": 3, "seed": 0,

@@ -67,8 +67,9 @@ class Ranks:
 
 
 def _serve(rank, size, meeting, pipe):
-    import torch
     import torch.distributed as dist
+
+    import torch
 
     os.environ["LOCAL_RANK"] = str(rank)
     torch.set_num_threads(1)

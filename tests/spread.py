@@ -1,8 +1,6 @@
 """A small model that several ranks train, and the one process they are compared with."""
 
 import torch
-from torch import nn
-
 from carryclip import (
     EWMA,
     RMS,
@@ -20,6 +18,7 @@ from carryclip import (
     Sign,
 )
 from carryclip.torch import UClip
+from torch import nn
 
 STEPS = 12
 

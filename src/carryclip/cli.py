@@ -1,391 +1,87 @@
-"""The command line. It starts fast: every command imports what it needs when it runs."""
+"""The command line: ``doctor``, ``bounds`` and ``--version`` by themselves, everything else by the laboratory."""
 
+import argparse
+import importlib.util
 import sys
-from typing import Annotated, Literal
-
-try:
-    from cyclopts import App, Group, Parameter
-except ModuleNotFoundError:  # the library itself does not need it
-    sys.exit('The command line needs a few more packages:\n\n    pip install "carryclip[experiments]"\n')
+from collections.abc import Sequence
 
 from carryclip import __version__
 
-app = App(
-    name="carryclip",
-    version=__version__,
-    help="U-Clip: gradient clipping that keeps what it cuts off and gives it back.\n\nStart with: carryclip demo",
-)
-
-
-@app.command
-def demo(*, quick: bool = False, out: str = "carryclip-demo") -> int:
-    """Go through it all in a few minutes, with nothing to download: theory, training, and a report to open.
-
-    Draws the figures of the theory, trains scikit-learn's digits with and without clipping and carry, and puts both
-    into one HTML file with the paper's claims judged.
-
-    Args:
-        quick: a first look: one seed, one batch size, small simulations; judges nothing.
-        out: folder for report, figures and results; a demo that was stopped goes on from there.
-    """
-    from carryclip.experiments.demo import main
-
-    return main(quick=quick, out=out)
-
-
-BenchPart = Literal["clipping", "overhead", "scaling", "end-to-end", "optax", "theory"]
-
-
-@app.command
-def bench(
-    *,
-    quick: bool = False,
-    part: list[BenchPart] | None = None,
-    model: list[str] | None = None,
-    repeats: int | None = None,
-    compile: bool = True,
-    jax: bool = True,
-    out: str = "carryclip-bench",
-) -> int:
-    """Measure what clipping costs on this machine: U-Clip, the clipping you have, bare optimizers, memory's own floor.
-
-    Everything is timed by turns in one run, so that ratios mean something on a noisy machine. Takes about twenty
-    minutes, and GPT-2 small wants a machine with 24 GB of memory; --quick takes less than a minute.
-
-    Args:
-        quick: two small models, nothing compiled.
-        part: only this, several times for several; everything by default.
-        model: which shapes: "conv-net", "ResNet50", "GPT-2 small", "600 tiny tensors"; all of them by default.
-        repeats: rounds; the tables show medians and quartiles.
-        compile: also time the steps that torch.compile makes.
-        jax: also time optax.
-        out: folder for the JSON and the figure.
-    """
-    from carryclip.experiments.bench.main import main
-
-    return main(quick=quick, part=part, model=model, repeats=repeats, compile=compile, jax=jax, out=out)
-
-
-_Theory = Group("Figures of the theory", sort_key=2)
-_Studies = Group("Studies", sort_key=1)
-STORE, REPORT = "carryclip-store.sqlite", "carryclip-report"
-
-
-@app.command
-def reproduce(
-    *what: str,
-    tier: Annotated[Literal["smoke", "small", "paper"] | None, Parameter(group=_Studies)] = None,
-    only: Annotated[list[str] | None, Parameter(group=_Studies)] = None,
-    engine: Annotated[Literal["local", "ray"], Parameter(group=_Studies)] = "local",
-    address: Annotated[str | None, Parameter(group=_Studies)] = None,
-    workers: Annotated[int | None, Parameter(group=_Studies)] = None,
-    threads: Annotated[int, Parameter(group=_Studies)] = 1,
-    device: Annotated[str, Parameter(group=_Studies)] = "cpu",
-    gpus: Annotated[float, Parameter(group=_Studies)] = 0.0,
-    timeout: Annotated[float | None, Parameter(group=_Studies)] = None,
-    memory: Annotated[float | None, Parameter(group=_Studies)] = None,
-    data: Annotated[str | None, Parameter(group=_Studies)] = None,
-    strict: Annotated[bool, Parameter(group=_Studies)] = False,
-    keep: Annotated[bool, Parameter(group=_Studies)] = False,
-    store: Annotated[str, Parameter(group=_Studies)] = STORE,
-    resume: Annotated[bool, Parameter(group=_Studies)] = True,
-    retry: Annotated[bool, Parameter(group=_Studies)] = False,
-    theory: Annotated[str | None, Parameter(group=_Studies)] = None,
-    steps: Annotated[int, Parameter(group=_Theory)] = 10_000,
-    seeds: Annotated[int, Parameter(group=_Theory)] = 1000,
-    points: Annotated[int, Parameter(group=_Theory)] = 20,
-    seed: Annotated[int, Parameter(group=_Theory)] = 0,
-    reading: Annotated[Literal["noise", "gradient"], Parameter(group=_Theory)] = "noise",
-    pooled: Annotated[bool, Parameter(group=_Theory)] = False,
-    out: str | None = None,
-) -> int:
-    """Do again what the paper did: a figure of its theory, or a study of training runs.
-
-    A study goes on where it was stopped, and ends in a report: one HTML file. Figures of the theory are saved as PNG,
-    SVG and PDF with a caption and their data. Both judge the paper's claims by what they see.
-
-    Args:
-        what: a figure: aliasing, quadratics, bias, carry-bounds, adaptive-bounds, regret, norm-carry, wind-up, or
-            "theory" for all of these (a minute and a half); corrupted-rank; or studies: digits-smoke, cifar10-small,
-            cifar10-slice, cifar10-paper, evidence-smoke, evidence-small, imagenet-smoke, imagenet-mini,
-            imagenet-paper, or a .toml file of your own.
-            "carryclip plan" says how long they take.
-        tier: all studies of a tier, or those of the families that are named: digits, cifar10, evidence, imagenet.
-        only: a part of a study: field=value or field=value,value; several times for several fields.
-        engine: "local" for processes on this machine, "ray" for a cluster.
-        address: of the Ray cluster; "auto" for one that runs here.
-        workers: runs at a time; as many as there are cores, or as the cluster has room for.
-        threads: of each worker; another number may change the last bits of results.
-        device: where to train, such as "cuda".
-        gpus: share of a GPU for each worker on a cluster.
-        timeout: hours after which a run is given up; 24 by default, and as many as it needs for imagenet.
-        memory: GB that a worker may take before its run is given up.
-        data: folder of images for imagenet: train and val, in each a folder per class; the smoke tier makes its own.
-            Or a text file for the language model of evidence, instead of the one it has.
-        strict: let an image that cannot be read end its run, instead of counting it.
-        keep: keep the last checkpoint of every ImageNet run, beside the store.
-        store: file for the results.
-        resume: go on with the store that is there; --no-resume sets it aside.
-        retry: do runs again that crashed, ran out of memory or took too long.
-        theory: folder of the theory's figures, to have them in the report.
-        steps: steps of each simulation, where the figure does not fix them (aliasing: 1500).
-        seeds: simulations at each point.
-        points: points of each sweep.
-        seed: of everything that a simulation draws at random.
-        reading: what G bounds: the noise, as the paper's sweep from 0.1 can only mean, or the gradient.
-        pooled: also show the percentile over all times, not only at the last step.
-        out: folder for figures and report.
-    """
-    if len(what) == 1 and what[0] in FIGURES:
-        from carryclip.experiments.theory.main import main as draw
-        from carryclip.experiments.theory.study import Scale
-
-        return draw(what[0], Scale(steps, seeds, points, seed, reading, pooled), out or "carryclip-theory")
-    from carryclip.experiments.reproduce import main, options_from
-
-    options = options_from(
-        engine=engine,
-        address=address,
-        workers=workers,
-        threads=threads,
-        device=device,
-        gpus=gpus,
-        timeout=timeout,
-        memory=memory,
-        data=data,
-        strict=strict,
-        keep=keep,
-    )
-    return main(
-        what,
-        tier=tier,
-        only=only or [],
-        options=options,
-        store=store,
-        resume=resume,
-        retry=retry,
-        out=out or REPORT,
-        theory=theory,
-    )
-
-
-FIGURES = (
-    "theory", "aliasing", "quadratics", "bias", "carry-bounds", "adaptive-bounds", "regret", "norm-carry", "wind-up",
-    "corrupted-rank",
+LABORATORY = (
+    "demo", "reproduce", "plan", "status", "report", "replay", "bench", "data", "evaluate", "export", "merge",
 )  # fmt: skip
-
-
-@app.command
-def plan(
-    *what: str,
-    tier: Literal["smoke", "small", "paper"] | None = None,
-    store: str = STORE,
-    workers: int | None = None,
-    threads: int = 1,
-    device: str = "cpu",
-    data: str | None = None,
-    images_per_second: float | None = None,
-) -> int:
-    """Say what studies cost on this machine, from timing a few steps of each kind; all studies by default.
-
-    Args:
-        what: studies by name, or .toml files.
-        tier: all studies of a tier.
-        store: runs that are done in it already do not count.
-        workers: runs at a time; as many as there are cores.
-        threads: of each worker.
-        device: where to train.
-        data: folder of images for imagenet, without which the paper's counts are taken; or a text of your own.
-        images_per_second: price ImageNet at this speed of training, measured elsewhere, instead of measuring.
-    """
-    from carryclip.experiments.plan import ask
-
-    return ask(
-        what,
-        tier=tier,
-        store=store,
-        workers=workers,
-        threads=threads,
-        device=device,
-        data=data,
-        images_per_second=images_per_second,
-    )
-
-
-@app.command
-def status(*, store: str = STORE, watch: bool = False, failed: bool = False) -> int:
-    """Say how far the studies of a store are.
-
-    Args:
-        store: the file.
-        watch: go on until all is done.
-        failed: instead, list the runs that failed, and why.
-    """
-    from carryclip.experiments.status import main
-
-    return main(store, watch=watch, failed=failed)
-
-
-@app.command
-def report(*study: str, store: str = STORE, theory: str | None = None, out: str = REPORT) -> int:
-    """Draw the figures of studies and put them into one HTML file, with the paper's claims judged.
-
-    Args:
-        study: which; all that the store has by default.
-        store: the file with the results, finished or not.
-        theory: folder that "carryclip reproduce theory" has written.
-        out: folder for the report and its figures.
-    """
-    from carryclip.experiments.report.build import main
-
-    return main(store, list(study), out, theory)
-
-
-@app.command
-def replay(run: str, /, *, store: str = STORE, data: str | None = None) -> int:
-    """Do one run again and compare every number with its record.
-
-    Args:
-        run: its id, or the beginning of it.
-        store: the file with the record.
-        data: folder of images, for a run of imagenet; or the text, for one of a text of your own.
-    """
-    from carryclip.experiments.replay import main
-
-    return main(run, store, data)
-
-
-@app.command
-def evaluate(run: str, /, *, data: str, store: str = STORE, device: str = "cpu") -> int:
-    """Say how many validation images the weights of an ImageNet run get right, finished or not.
-
-    Args:
-        run: its id, or the beginning of it.
-        data: folder of images.
-        store: the file with the run; its checkpoints are beside it.
-        device: where to compute.
-    """
-    from carryclip.experiments.imagenet.inspect import evaluate as main
-
-    return main(run, store, data, device)
-
-
-@app.command
-def export(
-    *, store: str = STORE, out: str = "carryclip-export", format: list[Literal["csv", "parquet"]] | None = None
-) -> int:
-    """Write runs and epochs of a store as tables for other tools.
-
-    Args:
-        store: the file with the results.
-        out: folder for the tables.
-        format: "csv", "parquet"; both by default.
-    """
-    from carryclip.experiments.export import main
-
-    return main(store, out, format or ["csv", "parquet"])
-
-
-@app.command
-def merge(into: str, /, *others: str) -> int:
-    """Add the studies and results of other stores to one: what several machines have done, together.
-
-    Args:
-        into: the store that grows; made if it is not there.
-        others: the stores to take from; they stay as they are.
-    """
-    from carryclip.experiments.export import merge as main
-
-    return main(into, others)
-
-
-@app.command
-def data(
-    name: Literal["cifar10", "tinyshakespeare", "imagenet"],
-    /,
-    *,
-    source: Annotated[str | None, Parameter(name="--from")] = None,
-) -> int:
-    """Get a data set and check it, so that studies find it; of ImageNet, only check the folder that you have.
-
-    Args:
-        name: which.
-        source: an existing copy: a folder, or the archive.
-    """
-    if name == "imagenet":
-        from carryclip.experiments.imagenet.inspect import check
-
-        return check(source)
-    if name == "tinyshakespeare":
-        from carryclip.experiments.data.text import main as get_text
-
-        return get_text(source)
-    from carryclip.experiments.data.cifar10 import main
-
-    return main(name, source=source)
-
-
-@app.command
-def bounds(
-    *,
-    noise: float = 1.0,
-    law: Literal["uniform", "two-point", "gaussian"] = "uniform",
-    mean_gradient: float = 1.0,
-    radius: float | None = None,
-    alpha: float | None = None,
-    dimension: int = 1,
-    horizon: int = 10_000,
-    distance: float = 1.0,
-    delta: float = 0.01,
-    norm: bool = False,
-    carry: float | None = None,
-    regret: float | None = None,
-) -> int:
-    """Calculate how large the carry can get, what it costs in regret, and which radius to take.
-
-    Sizes are per coordinate for component clipping (the default) and of the whole vector with --norm.
-
-    Args:
-        noise: size of the gradient's noise: half width (uniform), size (two-point), deviation (gaussian).
-        law: of the noise; with --norm only its size counts, as a bound on its length.
-        mean_gradient: bound on the size of the mean gradient.
-        radius: clipping radius.
-        alpha: margin of the radius above the mean gradient, instead of --radius; a tenth of the noise by default.
-        dimension: number of coordinates.
-        horizon: number of steps.
-        distance: from the start to the optimum.
-        delta: probability with which the carry may exceed its level.
-        norm: norm clipping.
-        carry: find the radius for this mean carry.
-        regret: find the radius for this average regret.
-    """
-    from carryclip.experiments.calculator import ask
-
-    return ask(
-        noise=noise,
-        law=law,
-        mean_gradient=mean_gradient,
-        radius=radius,
-        alpha=alpha,
-        dimension=dimension,
-        horizon=horizon,
-        distance=distance,
-        delta=delta,
-        norm=norm,
-        carry=carry,
-        regret=regret,
-    )
-
-
-@app.command
-def doctor() -> int:
-    """Say what is installed here and what works with it: the first thing to paste into a bug report."""
-    from carryclip.doctor import main
-
-    return main()
+"""Commands of the distribution ``carryclip-lab``; a test compares them with those it has."""
+_INSTALL = 'pip install ./lab    (in a clone of the repository; "make demo" sets up everything by itself)'
 
 
 def main() -> None:
     """Entry point of the ``carryclip`` command."""
-    result = app()
-    sys.exit(result if isinstance(result, int) else 0)
+    if importlib.util.find_spec("carryclip_lab") is not None:
+        from carryclip_lab.cli import main as all_commands
+
+        all_commands()
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The commands that need nothing but the library."""
+    if arguments and arguments[0] in LABORATORY:
+        print(
+            f'"carryclip {arguments[0]}" belongs to the laboratory, a distribution of its own:\n\n    {_INSTALL}',
+            file=sys.stderr,
+        )
+        return 2
+    chosen = vars(_parser().parse_args(arguments))
+    command = chosen.pop("command")
+    if command == "doctor":
+        from carryclip.doctor import main as examine
+
+        return examine()
+    from carryclip.theory.calculator import ask
+
+    return ask(**chosen)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="carryclip",
+        description="Gradient clipping that does not bias training.",
+        epilog=f"The laboratory adds {', '.join(LABORATORY)}: {_INSTALL}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    about = "say what is installed here and what works with it: the first thing to paste into a bug report"
+    commands.add_parser("doctor", help=about, description=about.capitalize() + ".")
+    _add_bounds(commands)
+    return parser
+
+
+def _add_bounds(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    about = "calculate how large the carry can get, what it costs in regret, and which radius to take"
+    bounds = commands.add_parser(
+        "bounds",
+        help=about,
+        description=f"{about.capitalize()}. Sizes are per coordinate for component clipping (the default) and of the "
+        "whole vector with --norm.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = bounds.add_argument
+    add("--noise", type=float, default=1.0, help="half width (uniform), size (two-point) or deviation (gaussian)")
+    add(
+        "--law", choices=("uniform", "two-point", "gaussian"), default="uniform", help="of the noise; a norm needs none"
+    )
+    add("--mean-gradient", type=float, default=1.0, help="bound on the size of the mean gradient")
+    add("--radius", type=float, help="clipping radius")
+    add("--alpha", type=float, help="margin of the radius above the mean gradient, instead of --radius (noise / 10)")
+    add("--dimension", type=int, default=1, help="number of coordinates")
+    add("--horizon", type=int, default=10_000, help="number of steps")
+    add("--distance", type=float, default=1.0, help="from the start to the optimum")
+    add("--delta", type=float, default=0.01, help="probability with which the carry may exceed its level")
+    add("--norm", action="store_true", help="norm clipping")
+    add("--carry", type=float, help="find the radius for this mean carry")
+    add("--regret", type=float, help="find the radius for this average regret")
+
+
+if __name__ == "__main__":
+    main()

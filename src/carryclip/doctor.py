@@ -4,38 +4,45 @@ import importlib.metadata
 import os
 import platform
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from carryclip import __version__
 
 PACKAGES = {
-    "numpy": "carryclip.reference",
+    "numpy": "carryclip.reference, carryclip.theory",
     "torch": "carryclip.torch",
     "jax": "carryclip.optax",
     "optax": "carryclip.optax",
-    "cyclopts": "command line",
-    "rich": "command line",
-    "matplotlib": "figures",
-    "scikit-learn": "digits",
-    "pebble": "studies on this machine",
-    "ray": "studies on a cluster",
-    "jinja2": "report",
-    "pyarrow": "export",
-    "pillow": "ImageNet",
-    "grain": "ImageNet",
+    "lightning": "carryclip.integrations",
+    "transformers": "carryclip.integrations",
+    "accelerate": "carryclip.integrations",
+    "deepspeed": "steps the optimizer itself",
+    "tensorboard": "carryclip.integrations",
+    "flax": "training states",
+    "orbax-checkpoint": "checkpoints in JAX",
+    "gymnasium": "carryclip.integrations",
+    "stable-baselines3": "an example",
+    "carryclip-lab": "studies, figures, reports",
 }
+"""What carryclip works with, and for what: the versions that matter in a bug report."""
+Check = Callable[[], str]
 
 
-def main() -> int:
-    """Print the findings; 0 if everything that is installed works."""
+def main(packages: Mapping[str, str] | None = None, checks: Mapping[str, Check] | None = None) -> int:
+    """Print the findings; 0 if everything that is installed works.
+
+    Args:
+        packages: others to be listed, and what they are for.
+        checks: others to be made; each says what works, or raises.
+    """
     print(f"carryclip {__version__}, Python {platform.python_version()} on {platform.system()} {platform.machine()}")
     print(f"cores: {os.cpu_count()}")
     print("\npackages")
-    for package, use in PACKAGES.items():
-        print(f"  {package:13} {_version(package) or 'not installed':16} {use}")
+    for package, use in {**PACKAGES, **(packages or {})}.items():
+        print(f"  {package:17} {_version(package) or 'not installed':16} {use}")
     print("\nchecks")
-    checks = {"reference": _check_reference, "torch": _check_torch, "optax": _check_optax, "cifar10": _check_data}
-    results = [_report(name, check) for name, check in checks.items()]
+    own: dict[str, Check] = {"reference": _check_reference, "torch": _check_torch, "optax": _check_optax}
+    results = [_report(name, check) for name, check in {**own, **(checks or {})}.items()]
     print("\nAll that is installed works." if all(results) else "\nSomething is broken: see above.")
     return 0 if all(results) else 1
 
@@ -47,13 +54,13 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _report(name: str, check: Callable[[], str]) -> bool:
+def _report(name: str, check: Check) -> bool:
     try:
-        print(f"  {name:13} {check()}")
+        print(f"  {name:17} {check()}")
     except ModuleNotFoundError as missing:
-        print(f"  {name:13} not checked: {missing.name} is not installed")
+        print(f"  {name:17} not checked: {missing.name} is not installed")
     except Exception as error:  # whatever is wrong is what the reader wants to see
-        print(f"  {name:13} FAILED: {type(error).__name__}: {error}")
+        print(f"  {name:17} FAILED: {type(error).__name__}: {error}")
         return False
     return True
 
@@ -73,7 +80,6 @@ def _check_reference() -> str:
 
 def _check_torch() -> str:
     import torch
-
     from carryclip import Component
     from carryclip.torch import UClip
 
@@ -90,16 +96,6 @@ def _check_torch() -> str:
     compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
     found = "a C++ compiler for compile=True" if compiler else "no C++ compiler, so compile=True goes on uncompiled"
     return f"works on {', '.join(devices)}; {torch.get_num_threads()} threads; {found}"
-
-
-def _check_data() -> str:
-    from carryclip.experiments.data.cifar10 import DataError, cache_folder, load_cifar10
-
-    try:
-        load_cifar10()
-    except DataError:
-        return "not here; carryclip data cifar10 gets it"
-    return f"in {cache_folder()}, checked"
 
 
 def _check_optax() -> str:

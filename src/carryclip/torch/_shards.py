@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import torch.distributed as dist
+
 from torch import Tensor
 
 

@@ -1,0 +1,94 @@
+"""From the cells of a study to a line for each of the paper's claims about training."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from carryclip_lab.analysis import accuracy, evidence
+from carryclip_lab.analysis.claims import Claim
+from carryclip_lab.analysis.evidence import Evidence
+from carryclip_lab.analysis.summary import Summary, runs_of
+
+
+@dataclass(frozen=True)
+class Question:
+    """A claim, and where to look."""
+
+    statement: str
+    paper: str
+    look: Callable[[Summary], Evidence | None]
+    """None if the study lacks cells that the claim is about."""
+
+
+def judge(summary: Summary) -> list[Claim]:
+    """One line per claim. Runs of the smoke tier, and other data than CIFAR-10, show their numbers but no verdict."""
+    if summary.task == "imagenet":
+        return accuracy.judged(summary)
+    if summary.subject is not None:
+        return []  # the paper has no such runs
+    return [_claim(summary, name, question) for name, question in QUESTIONS.items()]
+
+
+def _claim(summary: Summary, name: str, question: Question) -> Claim:
+    found = question.look(summary)
+    done, planned = runs_of(found.cells) if found else (0, 0)
+    silent = Claim(
+        name,
+        question.statement,
+        question.paper,
+        "",
+        "not run at this size",
+        tier=summary.tier,
+        command=summary.command,
+    )
+    if found is None:
+        return silent
+    if not done:
+        return replace(silent, ours=f"{summary.data}: none of {planned:,} runs is done")
+    so_far = "" if done == planned else f"; so far {done:,} of {planned:,} runs"
+    seeds = min((len(cell.chosen) for cell in found.cells if cell.chosen), default=None)
+    told = replace(silent, ours=f"{summary.data}: {found.ours}{so_far}", seeds=seeds)
+    if summary.tier == "smoke" or summary.task != "cifar10":
+        return told
+    return replace(told, verdict=found.verdict if done == planned else "inconclusive")
+
+
+QUESTIONS: dict[str, Question] = {
+    "C1": Question(
+        "Norm radius 0.5, small batches: clipping and U-Clip speed up SGD and momentum",
+        "an improvement with both (figure 5, no number given)",
+        lambda summary: evidence.speed(summary, ["sgd", "momentum"], ["clip", "U-Clip"]),
+    ),
+    "C2": Question(
+        "Norm radius 0.5, small batches: U-Clip speeds up Adam clearly",
+        "a significant improvement (figure 5, no number given)",
+        lambda summary: evidence.speed(summary, ["adam"], ["U-Clip"]),
+    ),
+    "C3": Question(
+        "U-Clip rarely slows the optimizer for batch ≤ 100", "rarely (text, no number given)", evidence.rarely_slows
+    ),
+    "C4": Question(
+        "For large batches the carry slows training or makes it less stable",
+        "slower or less stable (text, no number given)",
+        evidence.harms_large,
+    ),
+    "C5": Question(
+        "Norm U-Clip with a small radius helps at small batches, over all constant radii",
+        "a benefit with small radii (appendix, no number given)",
+        evidence.small_radii,
+    ),
+    "C6": Question(
+        "Adaptive regions add little to SGD and are better with carry; Welford (2, 0) with carry never reaches 99 %",
+        "not much; better with carry; never (appendix)",
+        evidence.adaptive_sgd,
+    ),
+    "C7": Question(
+        "Adaptive U-Clip does not beat momentum alone",
+        "does not outperform it overall (appendix)",
+        lambda summary: evidence.adaptive(summary, "momentum"),
+    ),
+    "C8": Question(
+        "Adaptive U-Clip gives Adam no clear benefit",
+        "no clear benefit (appendix)",
+        lambda summary: evidence.adaptive(summary, "adam"),
+    ),
+}

@@ -1,0 +1,78 @@
+"""The command behind ``carryclip replay``: one run again, compared with its record bit by bit."""
+
+import os
+from dataclasses import fields
+
+from rich.console import Console
+from rich.table import Table
+
+from carryclip_lab.commands.output import complain
+from carryclip_lab.commands.status import find
+from carryclip_lab.engine import work
+from carryclip_lab.engine.settings import Setting
+from carryclip_lab.imagenet.folder import WHERE
+from carryclip_lab.store.database import StoreError
+from carryclip_lab.store.records import End, Epoch, Progress
+from carryclip_lab.store.store import Store
+
+COMPARED = [field.name for field in fields(Epoch) if field.name != "seconds"]
+
+
+def main(start: str, path: str, data: str | None = None) -> int:
+    """0 if every number is the same, 1 if one differs, 2 if there is nothing to compare with."""
+    console = Console()
+    try:
+        with Store(path, create=False) as store:
+            run = find(store, start)
+            record = store.record_of(run)
+            recorded = store.epochs(run)
+    except StoreError as error:
+        complain(console, error)
+        return 2
+    if record.outcome is None:
+        complain(console, f"Run {run} is not done yet; see carryclip status --store {path}")
+        return 2
+    if record.spec.task == "imagenet" and data is None:
+        complain(console, WHERE)
+        return 2
+    threads = int(record.environment.get("threads", 1))
+    device = record.environment.get("device", "cpu")
+    setting = Setting(threads=threads, device=device, paths=(os.getcwd(),), data=data)
+    console.print(f"{run}: {record.spec.canonical}", highlight=False, markup=False)
+    again: list[Epoch] = []
+    end: End | None = None
+    with console.status("Training ...") as status:
+        for event in work.events(record.spec, setting):
+            if isinstance(event, End):
+                end = event
+                break
+            if isinstance(event, Epoch):
+                again.append(event)
+            said = f", {event}" if isinstance(event, Progress) else ""
+            status.update(f"Training: epoch {event.epoch} of {len(recorded)}{said}")
+    different = differences(recorded, again)
+    if end is not None and (end.outcome, end.reached) != (record.outcome, record.reached):
+        complain(console, f"It ended otherwise: recorded {record.outcome}, now {end.outcome}. {end.message or ''}")
+    elif not different:
+        console.print(f"Every number of its {len(recorded)} epochs is the same.")
+        return 0
+    table = Table("epoch", "number", "recorded", "now", title="What differs", title_justify="left")
+    for epoch, name, before, now in different[:20]:
+        table.add_row(str(epoch), name, repr(before), repr(now))
+    console.print(table)
+    here = work.environment(setting)
+    for key, value in record.environment.items():
+        if here.get(key) != value and key != "commit":
+            console.print(f"Recorded with {key} {value}, here {here.get(key)}.", highlight=False)
+    return 1
+
+
+def differences(recorded: list[Epoch], again: list[Epoch]) -> list[tuple[int, str, object, object]]:
+    """(epoch, number, before, now) of all that is not the same to the last bit."""
+    found: list[tuple[int, str, object, object]] = []
+    if len(recorded) != len(again):
+        found.append((0, "epochs", len(recorded), len(again)))
+    for before, now in zip(recorded, again, strict=False):
+        pairs = [(name, getattr(before, name), getattr(now, name)) for name in COMPARED]
+        found += [(before.epoch, name, one, other) for name, one, other in pairs if one != other]
+    return found

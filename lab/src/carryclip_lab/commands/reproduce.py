@@ -1,0 +1,313 @@
+"""The command behind ``carryclip reproduce``: figures of the theory and studies by name, by tier or from a file."""
+
+import importlib.util
+import os
+import sqlite3
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from carryclip_lab import grid
+from carryclip_lab.commands.output import complain, make_folder
+from carryclip_lab.data.unpack import DataError
+from carryclip_lab.engine.cost import EXAMPLES
+from carryclip_lab.engine.settings import Options
+from carryclip_lab.spec import FIELDS, Spec, check_keys, load_method, parse
+from carryclip_lab.store.database import StoreError
+from carryclip_lab.store.store import Store
+from carryclip_lab.tasks import recipes
+
+
+class InputError(ValueError):
+    """Something on the command line that cannot be meant."""
+
+
+def studies(what: Sequence[str], tier: str | None) -> list[grid.Study]:
+    """The studies that are named or have the tier, each once."""
+    tiers = ("smoke", "small", "paper")
+    if tier is not None and tier not in tiers:
+        raise InputError(f"There is no tier {tier!r}; there are {', '.join(tiers)}.")
+    families = {name for name in what if name in grid.families()}
+    named = [grid.load(name) for name in dict.fromkeys(what) if name not in families]
+    shipped = [grid.load(name) for name in grid.names() if not families or name.partition("-")[0] in families]
+    tiered = [study for study in shipped if study.tier == tier] if tier else []
+    if families and not tier:
+        offered = ", ".join(f"{study.name} (--tier {study.tier})" for study in shipped)
+        raise InputError(f"Of which size? There are {offered}.")
+    chosen = list({study.name: study for study in (*named, *tiered)}.values())
+    if not chosen:
+        raise InputError(f"Which study? There are {', '.join(grid.names())}; or --tier smoke, or a .toml file.")
+    return chosen
+
+
+def restriction(only: Sequence[str]) -> dict[str, set[str]]:
+    """``["optimizer=sgd,adam", "batch=50"]`` as a mapping from field to wanted values."""
+    wanted: dict[str, set[str]] = {}
+    known = [*FIELDS, *recipes.names()]
+    for each in only:
+        key, equals, values = each.partition("=")
+        if not equals or not values:
+            raise InputError(f"--only wants field=value, such as optimizer=sgd,adam; got {each!r}.")
+        check_keys("--only", {key: values}, known)
+        wanted.setdefault(key, set()).update(_canonical(key, value.strip()) for value in _split(values))
+    return wanted
+
+
+def _split(values: str) -> list[str]:
+    """At commas, but not at those inside parentheses."""
+    parts, depth = [""], 0
+    for letter in values:
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
+
+
+def _canonical(key: str, value: str) -> str:
+    """A value as a spec would have it, for comparing."""
+    try:
+        if key in ("lr", "target") or isinstance(recipes.defaults().get(key), float):
+            return str(float(value))
+        if key in ("region", "carry") and "(" in value:
+            return repr(parse(value))
+    except ValueError as error:
+        raise InputError(f"--only {key}: {error}") from None
+    return value
+
+
+def main(
+    what: Sequence[str],
+    *,
+    tier: str | None,
+    only: Sequence[str],
+    options: Options,
+    store: str,
+    resume: bool,
+    out: str,
+    retry: bool = False,
+    theory: str | None = None,
+) -> int:
+    """Run studies and build the report."""
+    console = Console()
+    team: Any = None
+    try:
+        chosen, wanted = studies(what, tier), restriction(only)
+        check_options(options)
+        options, team = _gathered(chosen, options)
+        if team is not None and not team.leads:
+            return _follow(Path(store), options, team)
+        chosen = with_text(with_images(chosen, wanted, options, console), options.data)
+        _check(chosen, wanted, options, theory)
+        _check_cut([spec for study in chosen for spec in study.specs if grid.matches(spec, wanted)], team)
+    except (ValueError, DataError) as error:
+        complain(console, error)
+        if team is not None:
+            team.told(None)  # the others may go home
+        return 2
+    folder = make_folder(out, console)
+    path = Path(store)
+    if folder is None or make_folder(str(path.parent), console) is None:
+        return 2
+    from carryclip_lab.engine.supervise import supervise
+
+    try:
+        if not resume:
+            _set_aside(path, console)
+        code = supervise(chosen, path, options, console, wanted, retry=retry, team=team)
+    except (StoreError, sqlite3.Error, ValueError, ConnectionError) as error:
+        complain(console, error)
+        return 2
+    if code == 130:
+        return code
+    from carryclip_lab.analysis.summary import runs_of, summaries
+    from carryclip_lab.commands.terminal import table
+    from carryclip_lab.report.build import main as report
+
+    with Store(path) as opened:
+        for summary in (each for study in chosen for each in summaries(opened, study.name)):
+            if runs_of(summary.cells)[0]:
+                console.print(table(summary))
+    return report(store, [study.name for study in chosen], out, theory) or code
+
+
+def _gathered(chosen: Sequence[grid.Study], options: Options) -> tuple[Options, Any]:
+    """Options as they are meant, and the processes that work together, if torchrun has started some."""
+    if options.data is None and any("imagenet" in study.tasks and study.tier == "smoke" for study in chosen):
+        from carryclip_lab.imagenet.made import made_folder
+
+        options = replace(options, data=str(made_folder()))
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
+        return options, None
+    others = {task for study in chosen for task in study.tasks} - {"imagenet"}
+    if others:
+        raise InputError(f"torchrun is for imagenet; {', '.join(sorted(others))} runs in workers, without it.")
+    if options.timeout is not None:
+        raise InputError("--timeout is for workers, and torchrun has none: leave it out.")
+    if options.device not in ("cpu", "cuda"):
+        raise InputError(
+            f"Under torchrun each process takes the GPU of its number: --device cuda, not {options.device}."
+        )
+    check_device(options.device)
+    from carryclip_lab.engine.team import join
+
+    return replace(options, engine="torchrun"), join(options.device)
+
+
+def _follow(store: Path, options: Options, team: Any) -> int:
+    from carryclip_lab.engine.supervise import setting_of
+    from carryclip_lab.engine.together import follow
+
+    return follow(setting_of(store, options), team)
+
+
+def with_images(
+    chosen: Sequence[grid.Study], wanted: dict[str, set[str]], options: Options, console: Console
+) -> list[grid.Study]:
+    """Studies of images on the folder that there is; without one they are left out, if there are others."""
+    chosen = [study for study in chosen if any(grid.matches(spec, wanted) for spec in study.specs)]
+    images = [study for study in chosen if "imagenet" in study.tasks]
+    if not images:
+        return chosen
+    from carryclip_lab.imagenet import made
+    from carryclip_lab.imagenet.folder import WHERE, look_through
+
+    own = options.data == str(made.made_folder())
+    left_out = [study for study in images if options.data is None or (own and study.tier != "smoke")]
+    if len(left_out) == len(chosen):
+        raise InputError(WHERE)
+    for study in left_out:
+        console.print(f"{study.name} is left out: it needs --data DIR.", highlight=False, markup=False)
+    chosen = [study for study in chosen if study not in left_out]
+    if options.data is None:
+        return chosen
+    if own:
+        made.make()
+    folder = look_through(options.data)
+    console.print(f"{folder}.", highlight=False)
+    return [study.with_settings("imagenet", folder.settings) for study in chosen]
+
+
+def with_text(chosen: Sequence[grid.Study], data: str | None) -> list[grid.Study]:
+    """Studies of a text on the file that is given, if one is; a folder is of images."""
+    if data is None or Path(data).is_dir() or not any("text" in study.tasks for study in chosen):
+        return list(chosen)
+    from carryclip_lab.data.text import own_text
+
+    return [study.with_settings("text", {"text": own_text(data)}) for study in chosen]
+
+
+def _check_cut(specs: Sequence[Spec], team: Any) -> None:
+    """Before anything starts: can batches be divided among the processes?"""
+    images = [spec for spec in specs if spec.task == "imagenet"]
+    if images:
+        from carryclip_lab.imagenet.stream import Cut, Order
+
+        for spec in images:
+            Cut(spec.batch, spec.recipe.micro, size=1 if team is None else team.size)
+            Order(spec.recipe.images, spec.batch, spec.epochs, spec.seed)
+            if spec.recipe.warmup >= spec.epochs:
+                raise InputError(f"A warm-up of {spec.recipe.warmup} epochs leaves none of {spec.epochs}.")
+
+
+def _check(chosen: Sequence[grid.Study], wanted: dict[str, set[str]], options: Options, theory: str | None) -> None:
+    """Before anything starts: is there something to do, and all that it needs? A run's failure is for good."""
+    specs = [spec for study in chosen for spec in study.specs if grid.matches(spec, wanted)]
+    if not specs:
+        raise InputError("No run is left by --only; carryclip plan shows what the studies have.")
+    if theory is not None and not (Path(theory) / "claims.json").is_file():
+        raise InputError(
+            f"{theory} has no figures of the theory; carryclip reproduce theory --out {theory} makes them."
+        )
+    for spec in specs:
+        if spec.examples is not None and spec.examples > EXAMPLES.get(spec.task, 0):
+            most = EXAMPLES.get(spec.task)
+            raise InputError(
+                f"{spec.task} takes no number of examples."
+                if most is None
+                else f"{spec.task} has {most:,} training examples, not {spec.examples:,}."
+            )
+    if options.engine == "local":
+        check_data(specs, options.data)
+    if any(spec.task == "imagenet" for spec in specs) and not options.device.startswith(("cpu", "cuda")):
+        raise InputError(f"ImageNet trains on cpu or cuda, not on {options.device!r}.")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    for method in {spec.method for spec in specs if spec.method is not None}:
+        load_method(method)
+    _check_machine(options)
+
+
+def check_data(specs: Sequence[Spec], data: str | None = None) -> None:
+    """Whether what ``carryclip data`` fetches is here, and what is one's own.
+
+    Raises:
+        DataError: it is not; the message says what to do.
+    """
+    if any("cifar10" in (spec.task, spec.values.get("source")) for spec in specs):
+        from carryclip_lab.data.cifar10 import load_cifar10
+
+        load_cifar10()
+    for text in {spec.recipe.text for spec in specs if spec.task == "text"}:
+        from carryclip_lab.data.text import load_text
+
+        load_text(text, data)
+
+
+def _check_machine(options: Options) -> None:
+    if options.engine == "ray" and importlib.util.find_spec("ray") is None:
+        raise InputError('The cluster engine is an extra: pip install "carryclip[ray]"')
+    if options.engine == "local":
+        check_device(options.device)
+
+
+def check_device(device: str) -> None:
+    """Whether it is there."""
+    if device != "cpu":
+        import torch
+
+        try:
+            torch.zeros(1, device=device)
+        except (RuntimeError, AssertionError) as error:
+            raise InputError(f"Cannot train on {device!r} here: {str(error).splitlines()[0]}") from None
+
+
+def _set_aside(path: Path, console: Console) -> None:
+    """Begin anew without losing what there is."""
+    if not path.exists():
+        return
+    with Store(path) as store:
+        if store.owners():
+            raise StoreError(f"Someone is at work on {path}; stop that first, or choose another --store.")
+    aside = path.with_name(f"{path.stem}-until-{time.strftime('%Y%m%d-%H%M%S')}{path.suffix}")
+    for ending in ("", "-wal", "-shm", ".checkpoints", ".weights"):
+        part = path.with_name(path.name + ending)
+        if part.exists():
+            part.rename(aside.with_name(aside.name + ending))
+    console.print(f"The old store is now {aside}.", highlight=False)
+
+
+def check_options(options: Options) -> None:
+    """Numbers that can be meant."""
+    for name in ("workers", "threads"):
+        if (value := getattr(options, name)) is not None and value < 1:
+            raise InputError(f"--{name} must be at least 1, got {value}.")
+    for name in ("timeout", "memory"):
+        if (value := getattr(options, name)) is not None and not value > 0.0:
+            raise InputError(f"--{name} must be above 0, got {value:g}.")
+    if options.gpus < 0.0 or (options.gpus > 1.0 and options.gpus != int(options.gpus)):
+        raise InputError(f"--gpus must be a share of one or a whole number, got {options.gpus:g}.")
+    if options.engine == "ray" and options.device != "cpu" and not options.gpus:
+        raise InputError("Workers on a cluster get a GPU only if you say how much of one: --gpus 1, or --gpus 0.25.")
+
+
+def options_from(**given: Any) -> Options:
+    """Options with the command line's units turned into ours."""
+    hours = given.pop("timeout")
+    return Options(timeout=None if hours is None else hours * 3600.0, **given)

@@ -1,0 +1,79 @@
+"""The command behind ``carryclip status``: how far the studies of a store are, and what failed."""
+
+import time
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+
+from carryclip_lab.commands.output import complain
+from carryclip_lab.store.database import StoreError
+from carryclip_lab.store.records import FAULTS, OUTCOMES
+from carryclip_lab.store.store import Store
+
+COLUMNS = ("waiting", "running", *OUTCOMES)
+
+
+def main(path: str, *, watch: bool, failed: bool, every: float = 2.0) -> int:
+    """Say once, or go on saying until all is done or Ctrl-C."""
+    console = Console()
+    try:
+        with Store(path, create=False) as store:
+            if failed:
+                return _failed(store, console)
+            if not watch:
+                console.print(overview(store))
+                return 0
+            with Live(overview(store), console=console, auto_refresh=False) as live:
+                while any(_unfinished(store, study) for study in store.studies()):
+                    time.sleep(every)
+                    live.update(overview(store), refresh=True)
+    except StoreError as error:
+        complain(console, error)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _unfinished(store: Store, study: str) -> int:
+    progress = store.progress(study)
+    return progress["waiting"] + progress["running"]
+
+
+def overview(store: Store) -> Group:
+    """A line for each study, and where the runs are that are under way."""
+    found = {study: store.progress(study) for study in store.studies()}
+    columns = [column for column in COLUMNS if any(progress[column] for progress in found.values())]
+    table = Table(title=f"{store.path}", title_justify="left")
+    table.add_column("study", no_wrap=True)
+    for column in ("done", *columns):
+        table.add_column(column.replace("_", " "), justify="right", no_wrap=True)
+    for study, progress in found.items():
+        done = sum(progress[outcome] for outcome in OUTCOMES)
+        counts = [f"{progress[column]:,}" for column in columns]
+        table.add_row(study, f"{done:,} of {sum(progress.values()):,}", *counts)
+    running = Table("run", "epoch", "now", title="under way", title_justify="left")
+    for run, (epochs, said) in list(store.under_way().items())[:20]:
+        running.add_row(run, str(epochs), said)
+    return Group(table, running) if running.row_count else Group(table)
+
+
+def _failed(store: Store, console: Console) -> int:
+    """Every run that failed, and why."""
+    for study in store.studies():
+        for record in store.records(study, FAULTS):
+            said = f"{record.spec.id} {record.outcome}: {record.spec.canonical}"
+            console.print(said, style="bold", markup=False, highlight=False)
+            console.print(record.message or "", style="dim", markup=False, highlight=False)
+    return 0
+
+
+def find(store: Store, start: str) -> str:
+    """The one run whose id starts so."""
+    found = store.find(start)
+    if len(found) != 1:
+        said = f"{len(found)} runs" if found else "No run"
+        raise StoreError(f"{said} in {Path(store.path)} with an id that starts with {start!r}; ids are in the report.")
+    return found[0]

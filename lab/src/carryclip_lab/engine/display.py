@@ -1,0 +1,82 @@
+"""How far a study is: a bar on a terminal, a line every half minute elsewhere; the time left is weighed by cost."""
+
+import time
+from collections import Counter
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from carryclip_lab.engine.cost import weight
+from carryclip_lab.grid import Study
+from carryclip_lab.store.records import OUTCOMES, duration
+from carryclip_lab.store.store import Store
+
+REFRESH, PLAIN = 1.0, 30.0
+"""Seconds between two looks at the store, and between two lines off a terminal."""
+
+
+class Display:
+    """Looks at the store now and then, and says what it sees."""
+
+    def __init__(self, console: Console, store: Store, study: Study, wanted: set[str]) -> None:
+        self.console, self.store, self.study = console, store, study
+        pairs = zip(study.specs, study.typical, strict=True)
+        self._typical = {spec.id: typical for spec, typical in pairs if spec.id in wanted}
+        self._weights = {spec.id: weight(spec, self._typical[spec.id]) for spec in study.specs if spec.id in wanted}
+        self._total = sum(self._weights.values())
+        told = {run: len(store.epochs(run)) for run in self._weights.keys() - store.done()}
+        self._before = {run: epochs for run, epochs in told.items() if epochs}
+        """Epochs of half-done runs: those before a checkpoint are told again, which is no work."""
+        self._begun = time.monotonic()
+        self._at_start = self._done()
+        self._looked = self._said = 0.0
+        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+        self._bar = Progress(*columns, TextColumn("{task.fields[left]}"), console=console, transient=True)
+        self._task = self._bar.add_task(study.name, total=self._total, left="")
+
+    def __enter__(self) -> "Display":
+        if self.console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def tick(self) -> None:
+        """Look, if it is time to."""
+        now = time.monotonic()
+        if now - self._looked < REFRESH:
+            return
+        self._looked = now
+        if self.console.is_terminal:
+            text = f"{self._left()}  {tally(self.store.progress(self.study.name))}"
+            self._bar.update(self._task, completed=self._done(), left=text)
+        elif now - self._said >= PLAIN:
+            self._said = now
+            share = self._done() / self._total if self._total else 1.0
+            counts = tally(self.store.progress(self.study.name))
+            self.console.print(f"{self.study.name}: {share:.0%} of the work; {counts}; {self._left()}", highlight=False)
+
+    def _done(self) -> float:
+        """Weight of what is done, half-done runs by their epochs."""
+        done, under_way = self.store.done(), self.store.under_way()
+        finished = sum(self._weights[run] for run in done & self._weights.keys())
+        for run in (self._before.keys() | under_way.keys()) & (self._weights.keys() - done):
+            epochs = max(self._before.get(run, 0), under_way.get(run, (0, ""))[0])
+            finished += self._weights[run] * min(1.0, epochs / self._typical[run])
+        return finished
+
+    def _left(self) -> str:
+        done = self._done()
+        gained, spent = done - self._at_start, time.monotonic() - self._begun
+        if (gained <= 0.01 * self._total and spent < 60.0) or gained <= 0.0:
+            return "time left: not known yet"
+        return f"about {duration(spent * max(0.0, self._total - done) / gained)} left"
+
+
+def tally(progress: Counter[str]) -> str:
+    """Counts in words: what is done, what runs, what waits."""
+    done = [f"{progress[outcome]} {outcome.replace('_', ' ')}" for outcome in OUTCOMES if progress[outcome]]
+    finished = sum(progress[outcome] for outcome in OUTCOMES)
+    parts = [f"{finished} of {sum(progress.values())} runs", *done]
+    return ", ".join([*parts, f"{progress['running']} running"] if progress["running"] else parts)

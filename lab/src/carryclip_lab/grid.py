@@ -1,0 +1,178 @@
+"""A study as data: a TOML file of grids, each the product of its lists."""
+
+import itertools
+import tomllib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from carryclip_lab.spec import FIELDS, Spec, check_keys
+from carryclip_lab.tasks import recipes
+
+_KEYS = [*FIELDS, *recipes.names(), "typical"]
+_GRID = [*_KEYS, "methods"]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A named set of runs.
+
+    Attributes:
+        name: short, for files and the command line.
+        title: what it is.
+        tier: ``"smoke"``, ``"small"`` or ``"paper"``.
+        specs: every run once, in the order of the file.
+        typical: epochs that each may be expected to take, for planning; by default all that it may take.
+    """
+
+    name: str
+    title: str
+    tier: str
+    specs: tuple[Spec, ...]
+    typical: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.typical:
+            object.__setattr__(self, "typical", tuple(float(spec.epochs) for spec in self.specs))
+
+    @property
+    def tasks(self) -> set[str]:
+        """What is trained."""
+        return {spec.task for spec in self.specs}
+
+    def with_settings(self, task: str, chosen: Mapping[str, Any]) -> "Study":
+        """The same with other settings for the runs of a task."""
+        settings = tuple(chosen.items())
+        changed = [
+            replace(spec, settings=(*spec.settings, *settings)) if spec.task == task else spec for spec in self.specs
+        ]
+        return replace(self, specs=tuple(changed))
+
+
+def load(source: str | Path) -> Study:
+    """A study that ships (by name) or one of your own (by path).
+
+    >>> study = load("cifar10-paper")
+    >>> study.tier, len(study.specs)
+    ('paper', 30750)
+    """
+    path = Path(source)
+    if path.suffix == ".toml":
+        if not path.is_file():
+            raise ValueError(f"There is no study file {path}.")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} cannot be read: {error}.") from None
+        return read(text, str(path))
+    known = names()
+    if str(source) not in known:
+        raise ValueError(f"There is no study {str(source)!r}; there are {', '.join(known)}, or give a .toml file.")
+    return read((_folder() / f"{source}.toml").read_text(encoding="utf-8"), f"{source}.toml")
+
+
+def names() -> list[str]:
+    """The studies that ship."""
+    return sorted(entry.name.removesuffix(".toml") for entry in _folder().iterdir() if entry.name.endswith(".toml"))
+
+
+def families() -> list[str]:
+    """What studies that ship are about: the first word of their names."""
+    return sorted({name.partition("-")[0] for name in names()})
+
+
+def read(text: str, where: str) -> Study:
+    """A study from TOML."""
+    try:
+        given = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{where} is no TOML: {error}.") from None
+    check_keys(where, given, ["name", "title", "tier", "defaults", "methods", "grid"])
+    for key in ("name", "tier", "grid"):
+        if key not in given:
+            raise ValueError(f"{where} lacks {key!r}.")
+    if not isinstance(given["name"], str) or not given["name"]:
+        raise ValueError(f"{where}: name must be a word, got {given['name']!r}.")
+    if not isinstance(given["grid"], list) or not all(isinstance(grid, dict) for grid in given["grid"]):
+        raise ValueError(f"{where}: a grid begins with [[grid]], in two pairs of brackets.")
+    for key in ("defaults", "methods"):
+        if not isinstance(given.get(key, {}), dict):
+            raise ValueError(f"{where}: {key} must be a table, [{key}].")
+    if given["tier"] not in ("smoke", "small", "paper"):
+        raise ValueError(f"{where}: tier must be 'smoke', 'small' or 'paper', got {given['tier']!r}.")
+    defaults = given.get("defaults", {})
+    check_keys(f"{where}, defaults", defaults, _GRID)
+    runs = itertools.chain.from_iterable(
+        _expanded(each, f"{where}, grid {number}")
+        for number, grid in enumerate(given["grid"], 1)
+        for each in _with_methods({**defaults, **grid}, given.get("methods", {}), f"{where}, grid {number}")
+    )
+    once = {}
+    for spec, typical in runs:  # grids may overlap; a run stands where it comes first
+        once.setdefault(spec, typical)
+    title = given.get("title", given["name"])
+    return Study(given["name"], title, given["tier"], tuple(once), tuple(once.values()))
+
+
+def _with_methods(grid: Mapping[str, Any], known: Mapping[str, Any], where: str) -> Iterator[Mapping[str, Any]]:
+    """A grid once for each of the sets of methods that it names; what they say goes before what the grid says.
+
+    A region of "" is none.
+    """
+    rest = {key: value for key, value in grid.items() if key != "methods"}
+    names = grid.get("methods")
+    if names is None:
+        yield rest
+        return
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{where}: methods must be a list of names, got {names!r}.")
+    for name in names:
+        check_keys(f"{where}, methods", {name: None}, list(known))
+        if not isinstance(known[name], Mapping):
+            raise ValueError(f"{where}: methods.{name} must be a table, [methods.{name}].")
+        both = {**rest, **known[name]}
+        yield {key: value for key, value in both.items() if not (key == "region" and value == "")}
+
+
+def _expanded(grid: Mapping[str, Any], where: str) -> Iterator[tuple[Spec, float]]:
+    """All combinations of a grid's lists.
+
+    A table gives a value, or a list of them, for each value of another key: {by = "batch", 1 = 100}.
+    """
+    check_keys(where, grid, _KEYS)
+    tables = {key: value for key, value in grid.items() if isinstance(value, Mapping)}
+    lists = {key: value if isinstance(value, list) else [value] for key, value in grid.items() if key not in tables}
+    for key, values in lists.items():
+        if not values:
+            raise ValueError(f"{where}: {key} is an empty list.")
+    for combination in itertools.product(*lists.values()):
+        chosen = dict(zip(lists, combination, strict=True))
+        found = {key: _looked_up(key, table, chosen, where) for key, table in tables.items()}
+        for values in itertools.product(*(value if isinstance(value, list) else [value] for value in found.values())):
+            given = {**chosen, **dict(zip(found, values, strict=True))}
+            typical = given.pop("typical", None)
+            spec = Spec.read(given, where)
+            if typical is not None and (not isinstance(typical, (int, float)) or not typical > 0):
+                raise ValueError(f"{where}: typical must be a number of epochs, got {typical!r}.")
+            yield spec, float(min(typical or spec.epochs, spec.epochs))
+
+
+def _looked_up(key: str, table: Mapping[str, Any], chosen: Mapping[str, Any], where: str) -> Any:
+    by = str(table.get("by"))
+    if by not in chosen:
+        raise ValueError(f'{where}: the table for {key} needs by = the key it depends on, such as by = "batch".')
+    value = table.get(str(chosen[by]))
+    if value is None:
+        raise ValueError(f"{where}: the table for {key} has no value for {by} = {chosen[by]!r}.")
+    return value
+
+
+def matches(spec: Spec, only: Mapping[str, Collection[str]] | None) -> bool:
+    """Whether a spec has one of the wanted values in every field that is named."""
+    return all(str(spec.values.get(key)) in values for key, values in (only or {}).items())
+
+
+def _folder() -> Any:
+    return resources.files("carryclip_lab") / "studies"

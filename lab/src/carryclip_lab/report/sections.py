@@ -1,0 +1,204 @@
+"""What the page shows of one study: figures on disk and in the page, claims, environment, what went wrong."""
+
+import base64
+import contextlib
+import gc
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from carryclip_lab.analysis import accuracy, tables
+from carryclip_lab.analysis.answers import Answer, answers
+from carryclip_lab.analysis.claims import Claim
+from carryclip_lab.analysis.judge import judge
+from carryclip_lab.analysis.summary import Summary, summaries
+from carryclip_lab.commands.output import save_figure, save_rows
+from carryclip_lab.figures import draw, figures_of
+from carryclip_lab.figures.drawn import Drawn
+from carryclip_lab.figures.style import RC
+from carryclip_lab.store.records import OUTCOMES, Record
+from carryclip_lab.store.store import Store
+
+MESSAGES = 20
+"""At most so many messages of runs that crashed are shown above the table of runs."""
+
+
+@dataclass
+class Picture:
+    """A figure as the page has it."""
+
+    anchor: str
+    title: str
+    caption: str
+    svg: bytes
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def uri(self) -> str:
+        """The picture itself, as an address that leads nowhere."""
+        return "data:image/svg+xml;base64," + base64.b64encode(self.svg).decode("ascii")
+
+    @property
+    def alt(self) -> str:
+        """For those who cannot see it: the title and the caption's first sentence."""
+        return f"{self.title}. {self.caption.partition('. ')[0]}."
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height in CSS pixels, so that the page does not jump when it appears."""
+        box = re.search(rb'viewBox="0 0 ([\d.]+) ([\d.]+)"', self.svg)  # in points
+        return (round(float(box[1]) * 4 / 3), round(float(box[2]) * 4 / 3)) if box else (960, 540)
+
+
+@dataclass
+class Section:
+    """One part of the page: a study on one data set, or the theory."""
+
+    anchor: str
+    name: str
+    title: str
+    tier: str
+    data: str = ""
+    command: str = ""
+    done: int = 0
+    planned: int = 0
+    outcomes: list[tuple[str, int]] = field(default_factory=list)
+    environment: list[tuple[str, str]] = field(default_factory=list)
+    crashed: list[tuple[str, str]] = field(default_factory=list)
+    pictures: list[Picture] = field(default_factory=list)
+    heads: list[str] = field(default_factory=list)
+    table: list[list[str]] = field(default_factory=list)
+    """A table of results above the figures, and the names of its columns."""
+    answers: list[Answer] = field(default_factory=list)
+    """What a trial says to those who ask whether to turn the carry on."""
+    trial: bool = False
+    lines: dict[str, list[list[str]]] = field(default_factory=dict)
+    """Its part of the tables of all trials, by their names."""
+    claims: list[Claim] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
+
+    @property
+    def partial(self) -> bool:
+        """Whether runs are missing."""
+        return self.done < self.planned
+
+
+def sections(store: Store, study: str, folder: Path, formats: Sequence[str]) -> list[Section]:
+    """All of a study; its figures are written to the folder as well."""
+    parts = summaries(store, study)
+    made = []
+    with _unwatched():
+        for number, part in enumerate(parts, 1):
+            made.append(
+                _section(part, slug(study + (_told_apart(number, part) if len(parts) > 1 else "")), folder, formats)
+            )
+    return made
+
+
+def _told_apart(number: int, part: Summary) -> str:
+    if part.subject is not None:
+        return "-" + slug(part.subject.title.lower())
+    size = "" if part.examples is None else f"-{part.examples}"
+    return f"-{number}-{part.task}{size}-{100 * part.target:g}"
+
+
+@contextlib.contextmanager
+def _unwatched() -> Iterator[None]:
+    """Spare the garbage collector all that is there by now; figures wake it often, and records are many."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def _section(summary: Summary, anchor: str, folder: Path, formats: Sequence[str]) -> Section:
+    records = [record for cell in summary.cells for record in cell.records]
+    counts = summary.outcomes
+    place = folder / "figures" / anchor
+    place.mkdir(parents=True, exist_ok=True)
+    heads, table = _table(summary)
+    return Section(
+        anchor=anchor,
+        name=summary.study,
+        title=summary.title if summary.subject is None else summary.subject.title,
+        tier=summary.tier,
+        data=summary.described,
+        command=summary.command,
+        done=sum(counts[name] for name in OUTCOMES),
+        planned=len(records),
+        outcomes=[(name.replace("_", " "), counts[name]) for name in (*OUTCOMES, "running", "waiting") if counts[name]],
+        environment=environment(records),
+        crashed=crashed(records),
+        pictures=_pictures(summary, anchor, place, formats),
+        heads=heads,
+        table=table,
+        answers=answers(summary),
+        trial=summary.subject is not None,
+        lines=tables.parts(summary),
+        claims=judge(summary),
+        records=records,
+    )
+
+
+def _table(summary: Summary) -> tuple[list[str], list[list[str]]]:
+    """Names of columns, and lines; nothing for studies whose figures say it all."""
+    if summary.task == "imagenet":
+        return accuracy.heads(summary), accuracy.words(summary, accuracy.rows_of(summary))
+    if summary.subject is not None:
+        return tables.heads(summary), tables.words(summary)
+    return [], []
+
+
+def _pictures(summary: Summary, anchor: str, place: Path, formats: Sequence[str]) -> list[Picture]:
+    found = []
+    for name, entry in figures_of(summary).items():
+        drawn = draw(name, summary)
+        if drawn is not None:
+            svg = _write(drawn, place, name, formats)
+            found.append(Picture(f"{anchor}-{name}", entry.title, drawn.caption, svg, drawn.rows))
+    return found
+
+
+def _write(drawn: Drawn, place: Path, name: str, formats: Sequence[str]) -> bytes:
+    """Picture, numbers and caption as files; the picture as SVG is what the page shows."""
+    import matplotlib
+
+    with matplotlib.rc_context(RC):
+        save_figure(drawn.figure, place, name, list(dict.fromkeys(["svg", *formats])))
+    save_rows(drawn.rows, place, name)
+    (place / f"{name}.txt").write_text(drawn.caption + "\n", encoding="utf-8")
+    return (place / f"{name}.svg").read_bytes()
+
+
+def environment(records: Sequence[Record], most: int = 4) -> list[tuple[str, str]]:
+    """What the runs say they ran on: every key with its values."""
+    seen: dict[str, dict[str, None]] = {}
+    for record in records:
+        for key, value in record.environment.items():
+            seen.setdefault(str(key), {})[str(value)] = None
+    told = []
+    for key, values in sorted(seen.items()):
+        more = f" and {len(values) - most} more" if len(values) > most else ""
+        told.append((key, ", ".join(list(values)[:most]) + more))
+    return told
+
+
+def crashed(records: Sequence[Record]) -> list[tuple[str, str]]:
+    """Each message of runs that crashed once, with how many runs it befell."""
+    found: dict[str, list[str]] = {}
+    for record in records:
+        if record.outcome == "crashed":
+            found.setdefault(record.message or "no message", []).append(record.spec.id)
+    told = [
+        (f"{len(runs)} runs, first {runs[0]}" if len(runs) > 1 else f"run {runs[0]}", text)
+        for text, runs in found.items()
+    ]
+    return told[:MESSAGES]
+
+
+def slug(text: str) -> str:
+    """A name that is safe in a path and in an address."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "study"

@@ -1,0 +1,245 @@
+"""A run as data: everything that decides its result, and an id that follows from it."""
+
+import ast
+import dataclasses
+import difflib
+import functools
+import hashlib
+import importlib
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import carryclip
+from carryclip.algorithm import Rule
+from carryclip.carry import CarryPolicy
+from carryclip.policy import Policy
+from carryclip.regions import Region
+from carryclip_lab.tasks import recipes
+from carryclip_lab.tasks.recipes import check_choice, check_whole
+
+TASKS = tuple(recipes.RECIPES)
+OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw")
+TARGETS = {"digits": 0.99, "cifar10": 0.99}
+"""Where a run is over, unless it says otherwise; runs of other tasks go on to their last epoch."""
+MOVED = {"carryclip.experiments.peers": "carryclip_lab.peers"}
+"""Modules that studies and stores name as they were called when their runs' ids were made."""
+_WORDS = (
+    "Component",
+    "Norm",
+    "Adaptive",
+    "Sign",
+    "Symmetric",
+    "Welford",
+    "EWMA",
+    "Capped",
+    "Leaky",
+    "Gated",
+    "Drip",
+    "Shrunk",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """One training run.
+
+    Args:
+        task: data and network, such as ``"digits"`` or ``"cifar10"``; ``recipes`` has them all.
+        optimizer: ``"sgd"``, ``"momentum"`` or ``"nesterov"`` (0.9), ``"adam"`` (0.9, 0.999), or ``"adamw"`` (0.9,
+            0.99, decay 0.1).
+        lr: learning rate; of ImageNet the peak, for 256 examples: it is multiplied by batch / 256.
+        batch: examples per step; the last partial batch of an epoch is kept.
+        epochs: the most there may be.
+        seed: of weights and order.
+        region: where to clip, as one writes it: ``"Norm(0.5)"``; None for no clipping.
+        carry: ``"none"`` (plain clipping), ``"full"`` (U-Clip), or a policy: ``"Shrunk()"``.
+        examples: size of a stratified subset of the training set; None for all.
+        target: train accuracy at which a run is over; None to go on to the last epoch.
+        method: ``"module:function"`` that attaches a method of your own; region and carry are what it makes of them.
+        settings: what else the task lets one choose; see ``recipes``.
+
+    >>> given = {"task": "digits", "optimizer": "sgd", "lr": 0.1, "batch": 16, "epochs": 30, "seed": 0}
+    >>> spec = Spec(**given, region="Norm(0.5)", carry="full")
+    >>> spec.region, spec.label, len(spec.id)
+    ("Norm(radius=0.5, over='all')", 'U-Clip', 16)
+    """
+
+    task: str
+    optimizer: str
+    lr: float
+    batch: int
+    epochs: int
+    seed: int
+    region: str | None = None
+    carry: str = "none"
+    examples: int | None = None
+    target: float | None = None
+    method: str | None = None
+    settings: tuple[tuple[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        check_choice("task", self.task, TASKS)
+        check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        _number("lr", self.lr, above=0.0)
+        if self.target is None:
+            object.__setattr__(self, "target", TARGETS.get(self.task))
+        else:
+            if self.task not in TARGETS:
+                raise ValueError(f"{self.task} has no target: its runs go on to their last epoch.")
+            _number("target", self.target, above=0.0, most=1.0)
+            object.__setattr__(self, "target", float(self.target))
+        for name, least in (("batch", 1), ("epochs", 1), ("seed", 0), ("examples", 1)):
+            value = getattr(self, name)
+            if not (name == "examples" and value is None):
+                check_whole(name, value, least)
+        if self.seed >= 2**62:
+            raise ValueError(f"seed must be below 2**62, got {self.seed}.")
+        if self.method is not None and (not isinstance(self.method, str) or ":" not in self.method):
+            raise ValueError(f"method must be 'module:function', got {self.method!r}.")
+        if self.region is None and self.carry != "none" and self.method is None:
+            raise ValueError(f"There is no carry without a region: carry is {self.carry!r}.")
+        region, carry = _canonical(self.region, self.carry)
+        object.__setattr__(self, "region", region)
+        object.__setattr__(self, "carry", carry)
+        object.__setattr__(self, "lr", float(self.lr))
+        if self.settings or self.task not in TARGETS:
+            object.__setattr__(self, "settings", tuple(sorted(vars(self.recipe).items())))
+
+    @property
+    def recipe(self) -> Any:
+        """What the task lets one choose, as its dataclass."""
+        return recipes.RECIPES[self.task](**dict(self.settings))
+
+    @property
+    def goal(self) -> float:
+        """The target; infinity if there is none."""
+        return math.inf if self.target is None else self.target
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Every choice by its name."""
+        return {**{name: value for name, value in vars(self).items() if name != "settings"}, **dict(self.settings)}
+
+    @property
+    def canonical(self) -> str:
+        """The one way to write this spec down."""
+        return json.dumps(self.values, sort_keys=True, separators=(",", ":"))
+
+    @property
+    def id(self) -> str:
+        """The same for equal specs, on every machine."""
+        return hashlib.sha256(self.canonical.encode()).hexdigest()[:16]
+
+    @property
+    def label(self) -> str:
+        """The method in a word or two."""
+        if self.method is not None:
+            return self.method.rpartition(":")[2]
+        if self.region is None:
+            return "none"
+        return {"none": "clip", "full": "U-Clip"}.get(self.carry, f"U-Clip, {self.carry.partition('(')[0]}")
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any], where: str = "spec") -> "Spec":
+        """From a mapping, with an error that names what is unknown or missing."""
+        own = recipes.names(given.get("task"))
+        check_keys(where, given, [*FIELDS, *own])
+        missing = [
+            field.name
+            for field in dataclasses.fields(cls)
+            if field.default is dataclasses.MISSING and field.name not in given
+        ]
+        if missing:
+            raise ValueError(f"{where} lacks {', '.join(missing)}.")
+        common = {name: value for name, value in given.items() if name not in own}
+        try:
+            return cls(**common, settings=tuple((name, given[name]) for name in own if name in given))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{where}: {error}") from None
+
+    @classmethod
+    def from_canonical(cls, text: str) -> "Spec":
+        """The spec that was written down so."""
+        return cls.read(json.loads(text))
+
+
+FIELDS = [field.name for field in dataclasses.fields(Spec) if field.name != "settings"]
+"""What all runs have."""
+
+
+@functools.lru_cache(maxsize=1024)
+def _canonical(region: str | None, carry: str) -> tuple[str | None, str]:
+    """Region and carry as they are written down, once they are found to go together; a study has few of them."""
+    policy = policy_of(carry)
+    written = carry if carry in ("none", "full") else repr(policy)
+    if region is None:
+        return None, written
+    found = parse(region)
+    if not isinstance(found, Region):
+        raise ValueError(f"region must be a region such as 'Norm(0.5)', got {region!r}.")
+    Rule(found, policy)
+    return repr(found), written
+
+
+def check_keys(where: str, given: Mapping[str, Any], known: list[str]) -> None:
+    """Complain about a key that is not known, with the nearest that is."""
+    for key in given:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}."
+            raise ValueError(f"{where}: there is no {key!r}; {hint}")
+
+
+def parse(text: str) -> Any:
+    """A region or a policy from its text; nothing but carryclip's own words and literals is understood.
+
+    >>> parse("Adaptive(mean=1, std=2, moments=EWMA(0.95))")
+    Adaptive(mean=1, std=2, moments=EWMA(decay=0.95, debias=True), min_radius=0.0, include_current=False)
+    """
+    try:
+        return _value(ast.parse(text, mode="eval").body)
+    except (SyntaxError, TypeError, ValueError) as error:
+        raise ValueError(f"{text!r} is no region or policy: {error}") from None
+
+
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        if node.func.id not in _WORDS:
+            near = difflib.get_close_matches(node.func.id, _WORDS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(_WORDS)}."
+            raise ValueError(f"there is no {node.func.id}; {hint}")
+        named = {keyword.arg: _value(keyword.value) for keyword in node.keywords if keyword.arg is not None}
+        return getattr(carryclip, node.func.id)(*map(_value, node.args), **named)
+    return ast.literal_eval(node)
+
+
+def policy_of(carry: str) -> CarryPolicy:
+    """The carry policy that a spec names."""
+    if carry in ("none", "full"):
+        return carry == "full"
+    policy = parse(carry)
+    if not isinstance(policy, Policy):
+        raise ValueError(f"carry must be 'none', 'full' or a policy such as 'Shrunk()', got {carry!r}.")
+    return policy
+
+
+def load_method(path: str) -> Callable[..., Any]:
+    """The function behind ``"module:function"``."""
+    module, _, name = path.partition(":")
+    module = MOVED.get(module, module)
+    if not name:
+        raise ValueError(f"method must be 'module:function', got {path!r}.")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"The method {path!r} cannot be loaded: {error}.") from None
+
+
+def _number(name: str, value: Any, *, above: float, most: float = math.inf) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not above < value <= most or value == math.inf:
+        raise ValueError(
+            f"{name} must be a number above {above:g}{'' if most == math.inf else f' up to {most:g}'}, got {value!r}."
+        )

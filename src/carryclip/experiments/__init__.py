@@ -1,1 +1,0 @@
-"""Studies: what is trained, how it is run, and how the results are shown."""

@@ -1,0 +1,231 @@
+"""The Python in README and docs runs, every example runs, and every public name is documented."""
+
+import ast
+import importlib
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import figures
+import published
+import pytest
+import table
+
+import carryclip
+import carryclip.optax
+import carryclip.theory
+import carryclip.torch
+import torch
+from carryclip import CarryClipWarning, Component, Norm
+from carryclip.torch import UClip
+from carryclip_lab import grid
+from carryclip_lab.store.store import Store
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+ELSEWHERE = ("parallel.md", "frameworks.md")
+"""Pages whose lines need several processes or a trainer: the examples and the tests of each have them."""
+SNIPPETS = [page for page in PAGES if "```python" in page.read_text() and page.name not in ELSEWHERE]
+
+
+def surroundings():
+    """What a reader of the documentation has at hand."""
+    torch.manual_seed(0)
+    model, other_model = (torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2)) for _ in range(2))
+    optimizer = torch.optim.SGD([{"params": part.parameters()} for part in model], lr=0.01)
+    loss_fn = torch.nn.functional.cross_entropy
+    inputs, targets = torch.randn(16, 4), torch.randint(2, (16,))
+
+    def train(steps):
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss_fn(model(torch.randn(16, 4)), targets).backward()
+            optimizer.step()
+
+    second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    return {
+        "torch": torch,
+        "model": model,
+        "other_model": other_model,
+        "optimizer": optimizer,
+        "loss_fn": loss_fn,
+        "inputs": inputs,
+        "targets": targets,
+        "loader": [(inputs, targets)] * 3,
+        "train": train,
+        "device": "cpu",
+        "extra": torch.nn.Parameter(torch.zeros(2)),
+        "sgd": torch.optim.SGD(second[0].parameters(), lr=0.1),
+        "muon": torch.optim.SGD(second[0].parameters(), lr=0.1),
+        "adamw": torch.optim.AdamW(second[1].parameters()),
+        "writer": SimpleNamespace(add_scalar=lambda name, value, step: float(value)),
+        "make": lambda: (model, torch.optim.SGD([{"params": part.parameters()} for part in model], lr=0.01)),
+        "saved": {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
+        "Component": Component,
+        "Norm": Norm,
+        "UClip": UClip,
+    }
+
+
+@pytest.mark.parametrize("page", SNIPPETS, ids=lambda page: page.name)
+def test_snippets_run(page, monkeypatch):
+    """Blocks of a page share their names; a page may attach again and again, which a program may not."""
+    monkeypatch.setattr("carryclip.torch._foreign.claim", lambda clipper, params, watch_only: None)
+    names = surroundings()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CarryClipWarning)
+        for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+            exec(compile(block, str(page), "exec"), names)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name in ELSEWHERE], ids=lambda page: page.name)
+def test_snippets_that_need_more_name_what_exists(page):
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("carryclip"):
+                module = importlib.import_module(node.module)
+                assert all(hasattr(module, name.name) for name in node.names)
+
+
+# The other examples have a test of their own below.
+SHORT = ("one_line.py", "jax_digits.py", "which_radius.py", "lightning_digits.py", "hf_trainer.py")
+EXAMPLES = [path for path in sorted((ROOT / "examples").glob("*.py")) if path.name in SHORT]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_examples_run(example):
+    done = subprocess.run([sys.executable, example], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_the_example_of_a_method_of_ones_own_runs(tmp_path):
+    folder = shutil.copytree(ROOT / "examples" / "own_method", tmp_path / "own_method")
+    chosen = ["--only", "seed=0", "--only", "batch=64", "--store", "own.sqlite", "--out", "own-report"]
+    command = [sys.executable, "-m", "carryclip", "reproduce", "study.toml", *chosen]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    with Store(folder / "own.sqlite", create=False) as store:
+        records = [record for record in store.records("shrinking-radius") if record.state == "done"]
+        (own,) = [record for record in records if record.spec.method == "shrinking:shrinking"]
+        radii = [epoch.radius_norm for epoch in store.epochs(own.spec.id)]
+    assert {record.outcome for record in records} == {"reached"}
+    assert len(records) == 4
+    assert radii == sorted(radii, reverse=True)
+    assert 2.0 > radii[0] > radii[-1] >= 0.5
+    assert "shrinking:shrinking" in (folder / "own-report" / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_docs_replay_a_run_of_a_study_that_ships():
+    (shown,) = re.findall(r"carryclip replay ([0-9a-f]+)", (ROOT / "docs/experiments/index.md").read_text())
+    assert len([spec for spec in grid.load("digits-smoke").specs if spec.id.startswith(shown)]) == 1
+
+
+@pytest.mark.parametrize(("example", "says"), [("ddp.py", ""), ("ddp.py", "--each-rank"), ("fsdp2.py", "")])
+def test_examples_with_several_processes_run(example, says):
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launch, str(ROOT / "examples" / example), *says.split()]
+    # Sometimes gloo aborts when a process of FSDP2 ends, its work done; a bare model without carryclip does so too.
+    for _ in range(3):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+        if "terminate called without an active exception" not in done.stderr:
+            break
+    assert done.returncode == 0, done.stderr
+    if example == "ddp.py":
+        assert float(re.search(r"accuracy ([\d.]+)", done.stdout)[1]) > 0.9
+    else:
+        first, second = re.search(r"loss ([\d.]+), and ([\d.]+)", done.stdout).groups()
+        assert first == second
+
+
+def test_the_docs_show_what_the_watching_example_prints():
+    command = [sys.executable, ROOT / "examples/watch_first.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    shown = (ROOT / "docs/diagnostics.md").read_text().replace("\n    ", "\n")
+    assert done.stdout.strip() in shown
+
+
+def test_the_readme_shows_what_the_dangers_example_prints():
+    done = subprocess.run([sys.executable, ROOT / "examples/dangers.py"], capture_output=True, text=True, check=True)
+    printed = [re.findall(r"-?\d+\.\d+", line)[-3:] for line in done.stdout.splitlines()[1:]]
+    readme = (ROOT / "README.md").read_text().replace("−", "-")
+    rows = [line for line in readme.splitlines() if line.startswith("| `carry=")]
+    shown = [re.findall(r"-?\d+\.\d+", line)[-3:] for line in rows]
+    assert [[float(x) for x in row] for row in shown] == [[float(x) for x in row] for row in printed]
+
+
+@pytest.mark.parametrize("page", table.PAGES, ids=lambda page: page.name)
+def test_tables_of_costs_come_from_the_committed_results(page):
+    text = page.read_text()
+    assert "<!-- bench: large -->" in text
+    assert table.filled(text, json.loads(table.RESULTS.read_text())) == text, "run: python benchmarks/table.py --write"
+
+
+@pytest.mark.parametrize("page", figures.PAGES, ids=lambda page: page.name)
+def test_captions_and_tables_of_the_theory_come_from_its_figures(page):
+    text = page.read_text(encoding="utf-8")
+    assert "<!-- theory: " in text
+    assert figures.filled(text) == text, "run: python benchmarks/figures.py --write"
+
+
+@pytest.mark.parametrize("page", published.PAGES, ids=lambda page: page.name)
+def test_results_come_from_the_published_runs(page):
+    text = page.read_text(encoding="utf-8")
+    assert "<!-- results: " in text
+    assert published.filled(page) == text, "run: python benchmarks/published.py --write"
+
+
+def helper(name):
+    """A module of the documentation's own."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_doctests_become_code_and_stars_stay_stars():
+    shown = helper("_doctests").rewritten("A x* and y*.\n\n>>> f(**a)\n[1.] [2.]\n\nArgs:\n    b: with `c*`.")
+    assert shown == "A x\\* and y\\*.\n\n```pycon\n>>> f(**a)\n[1.] [2.]\n```\n\nArgs:\n    b: with `c*`."
+
+
+def test_formulas_become_mathml():
+    shown = helper("_mathml").on_page_content(
+        '<p>A $<code>\\alpha &gt; 0</code>$ b</p><pre class="math"><code>x^2</code></pre>'
+    )
+    assert shown.count("<math") == 2
+    assert "&#x003B1;" in shown
+    assert "$" not in shown
+
+
+BOUNDS = [carryclip.theory, carryclip.theory.bounds]
+
+
+@pytest.mark.parametrize(
+    "module", [carryclip, carryclip.torch, carryclip.optax, *BOUNDS], ids=lambda module: module.__name__
+)
+def test_every_public_name_is_documented(module):
+    api = "".join(path.read_text() for path in (ROOT / "docs" / "api").glob("*.md"))
+    for name in module.__all__:
+        if name != "__version__":
+            assert re.search(rf"\b{name}\b", api), f"{name} is missing from docs/api"
+            assert getattr(module, name).__doc__ or name == "Form", name  # a Literal has no docstring of its own
+
+
+def test_local_links_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_map_in_contributing_is_the_house():
+    """``python tests/house_map.py --write`` renews it."""
+    import house_map
+
+    assert (house_map.ROOT / "CONTRIBUTING.md").read_text() == house_map.written()
+    assert all(house_map.first_line(path) for path in house_map.HOUSE.glob("**/*.py") if path.name != "__init__.py")

@@ -1,0 +1,185 @@
+"""Studies from the command line, and what the commands say of bad input."""
+
+import csv
+import json
+import re
+import subprocess
+import sys
+
+import pyarrow.parquet
+import pytest
+
+from carryclip_lab.store.store import Store
+
+STUDY = """
+name = "tiny"
+title = "A study for tests"
+tier = "smoke"
+[defaults]
+task = "digits"
+optimizer = "sgd"
+lr = [0.1, 0.01]
+batch = 128
+seed = [0, 1]
+epochs = 3
+typical = 2.5
+[[grid]]
+[[grid]]
+region = "Norm(0.5)"
+carry = "full"
+"""
+
+
+def run(*arguments, cwd):
+    command = [sys.executable, "-c", "from carryclip.cli import main; main()", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False, env=None)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder where the study has been run."""
+    folder = tmp_path_factory.mktemp("study")
+    (folder / "tiny.toml").write_text(STUDY, encoding="utf-8")
+    code, out = run("reproduce", "tiny.toml", "--store", "a.sqlite", "--out", "report", cwd=folder)
+    assert code == 0, out
+    assert "8 of 8 runs" in out
+    assert "report.html" in out
+    return folder
+
+
+def test_a_part_of_a_study_then_the_rest(tmp_path):
+    (tmp_path / "tiny.toml").write_text(STUDY, encoding="utf-8")
+    chosen = ("reproduce", "tiny.toml", "--store", "a.sqlite", "--only", "lr=0.1", "--only", "region=Norm(0.5)")
+    code, out = run(*chosen, "--workers", 1, cwd=tmp_path)
+    assert code == 0, out
+    with Store(tmp_path / "a.sqlite") as store:
+        done = [record.spec for record in store.records("tiny") if record.state == "done"]
+        assert store.progress("tiny")["waiting"] == 6
+    assert {(spec.lr, spec.label) for spec in done} == {(0.1, "U-Clip")}
+    assert len(done) == 2
+
+
+def test_status_counts_and_is_light(place):
+    code, out = run("status", "--store", "a.sqlite", cwd=place)
+    assert code == 0
+    assert "8 of 8" in out
+    code = (
+        "import sys; import carryclip_lab.commands.status; print({'torch', 'numpy', 'matplotlib'} & set(sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
+
+
+def test_watching_ends_when_all_is_done(place):
+    assert run("status", "--watch", "--store", "a.sqlite", cwd=place)[0] == 0
+
+
+def test_plan_counts_runs_and_says_what_to_type(place):
+    code, out = run("plan", "tiny.toml", "--store", "none.sqlite", cwd=place)
+    assert code == 0, out
+    line = next(line for line in out.splitlines() if "tiny" in line and "smoke" in line)
+    assert re.findall(r"[\d,.]+", line)[:2] == ["8", "0"]
+    assert "carryclip reproduce tiny" in out
+
+
+def test_replay_is_the_same_and_notices_what_is_not(place, tmp_path):
+    with Store(place / "a.sqlite") as store:
+        run_id = next(iter(store.records("tiny"))).spec.id
+        (copy := tmp_path / "b.sqlite").write_bytes((place / "a.sqlite").read_bytes())
+        first = store.epochs(run_id)[0]
+    code, out = run("replay", run_id[:8], "--store", place / "a.sqlite", cwd=place)
+    assert code == 0, out
+    assert "3 epochs is the same" in out
+    with Store(copy) as store:
+        store._db.execute("UPDATE epochs SET loss = loss + 1e-12 WHERE run = ? AND epoch = 1", (run_id,))
+    code, out = run("replay", run_id, "--store", copy, cwd=place)
+    assert code == 1
+    assert repr(first.loss) in out
+
+
+def test_export_has_every_run_and_epoch(place):
+    code, out = run("export", "--store", "a.sqlite", "--out", "tables", cwd=place)
+    assert code == 0, out
+    with (place / "tables" / "runs.csv").open(encoding="utf-8") as file:
+        runs = list(csv.DictReader(file))
+    assert len(runs) == 8
+    assert {run["label"] for run in runs} == {"none", "U-Clip"}
+    epochs = pyarrow.parquet.read_table(place / "tables" / "epochs.parquet")
+    assert epochs.num_rows == 24
+    assert str(epochs.schema.field("loss").type) == "double"
+    assert epochs.column("carry_norm").null_count == 12  # the runs without clipping
+    table = pyarrow.parquet.read_table(place / "tables" / "runs.parquet")
+    assert table.column("run").to_pylist() == [run["run"] for run in runs]
+    assert str(table.schema.field("reached").type) == "int64"
+
+
+def test_merging_two_stores(place, tmp_path):
+    code, out = run("merge", tmp_path / "all.sqlite", place / "a.sqlite", cwd=place)
+    assert code == 0
+    assert "8 runs and 8 results" in out
+    code, out = run("merge", tmp_path / "all.sqlite", place / "a.sqlite", cwd=place)
+    assert "0 runs and 0 results" in out
+    with Store(tmp_path / "all.sqlite") as store:
+        assert store.title("tiny") == ("A study for tests", "smoke")
+
+
+def test_beginning_anew_sets_the_old_store_aside(place, tmp_path):
+    (tmp_path / "a.sqlite").write_bytes((place / "a.sqlite").read_bytes())
+    (tmp_path / "tiny.toml").write_text(STUDY, encoding="utf-8")
+    code, out = run("reproduce", "tiny.toml", "--store", "a.sqlite", "--no-resume", "--only", "lr=0.1",
+                    "--only", "seed=0", cwd=tmp_path)  # fmt: skip
+    assert code == 0, out
+    (aside,) = tmp_path.glob("a-until-*.sqlite")
+    with Store(aside) as store:
+        assert len(store.done()) == 8
+    with Store(tmp_path / "a.sqlite") as store:
+        assert len(store.done()) == 2
+
+
+def test_the_report_judges_and_records(place):
+    told = json.loads((place / "report" / "claims.json").read_text(encoding="utf-8"))
+    assert {claim["verdict"] for claim in told["claims"]} == {"not run at this size"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["reproduce"], "Which study?"),
+        (["reproduce", "cifar10-smal"], "There is no study 'cifar10-smal'"),
+        (["reproduce", "nowhere.toml"], "There is no study file nowhere.toml"),
+        (["reproduce", "bad.toml"], "there is no 'optimiser'; did you mean 'optimizer'?"),
+        (["reproduce", "tiny.toml", "--only", "batchsize=3"], "there is no 'batchsize'; did you mean 'batch'?"),
+        (["reproduce", "tiny.toml", "--only", "batch"], "--only wants field=value"),
+        (["reproduce", "tiny.toml", "--only", "batch=3"], "No run is left"),
+        (["reproduce", "tiny.toml", "--only", "region=Nrom(0.5)"], "did you mean Norm?"),
+        (["reproduce", "tiny.toml", "--store", "tiny.toml"], "cannot be opened as a store"),
+        (["reproduce", "tiny.toml", "--workers", "0"], "--workers must be at least 1"),
+        (["reproduce", "tiny.toml", "--threads", "0"], "--threads must be at least 1"),
+        (["reproduce", "tiny.toml", "--timeout", "-1"], "--timeout must be above 0"),
+        (["reproduce", "tiny.toml", "--device", "cuda"], "Cannot train on 'cuda' here"),
+        (["reproduce", "tiny.toml", "--engine", "ray", "--device", "cuda"], "--gpus 0.25"),
+        (["reproduce", "tiny.toml", "--theory", "nowhere"], "nowhere has no figures of the theory"),
+        (["reproduce", "[/x].toml"], "There is no study file [/x].toml"),
+        (["reproduce", "method.toml"], "The method 'nowhere:nothing' cannot be loaded"),
+        (["reproduce", "large.toml"], "digits has 1,438 training examples, not 5,000"),
+        (["reproduce", "brackets.toml"], "a grid begins with [[grid]]"),
+        (["plan", "tiny.toml", "--threads", "0"], "--threads must be at least 1"),
+        (["plan", "nothing"], "There is no study 'nothing'"),
+        (["status", "--store", "none.sqlite"], "There is no store none.sqlite"),
+        (["report", "--store", "none.sqlite"], "There is no store none.sqlite"),
+        (["report", "other", "--store", "a.sqlite"], "has no study 'other'"),
+        (["replay", "zz", "--store", "a.sqlite"], "No run in a.sqlite with an id that starts with 'zz'"),
+        (["replay", "", "--store", "a.sqlite"], "8 runs in a.sqlite"),
+        (["export", "--store", "none.sqlite"], "There is no store none.sqlite"),
+        (["merge", "all.sqlite", "none.sqlite"], "There is no store none.sqlite"),
+    ],
+)
+def test_bad_input_says_what_is_wrong(place, arguments, message):
+    (place / "bad.toml").write_text(STUDY.replace("optimizer", "optimiser"), encoding="utf-8")
+    (place / "method.toml").write_text(STUDY + '[[grid]]\nmethod = "nowhere:nothing"\n', encoding="utf-8")
+    (place / "large.toml").write_text(STUDY.replace("epochs", "examples = 5000\nepochs"), encoding="utf-8")
+    (place / "brackets.toml").write_text(STUDY.partition("[[grid]]")[0] + "[grid]\n", encoding="utf-8")
+    code, out = run(*arguments, cwd=place)
+    assert code == 2, out
+    assert message in " ".join(out.split()), out
+    assert "Traceback" not in out

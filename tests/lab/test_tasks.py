@@ -1,0 +1,135 @@
+"""What is trained: the paper's network and initial weights, the data, and a step that does not depend on its parts."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import torch
+from carryclip_lab.data.cifar10 import DataError, load_cifar10
+from carryclip_lab.engine import training
+from carryclip_lab.spec import Spec
+from carryclip_lab.tasks import old as tasks
+
+GIVEN = {"task": "digits", "optimizer": "sgd", "lr": 0.1, "batch": 100, "epochs": 3, "seed": 0}
+
+
+def events(spec, **options):
+    return [{**vars(event), "seconds": None} for event in training.train(spec, **options)]
+
+
+def test_the_conv_net_is_the_papers():
+    net = tasks.conv_net(torch.Generator().manual_seed(0))
+    assert (
+        sum(p.numel() for p in net.parameters()) == 3 * 9 * 32 + 32 + 32 * 9 * 64 + 64 + 4096 * 250 + 250 + 62750 + 2510
+    )
+    assert net(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+    kinds = [type(layer).__name__ for layer in net]
+    assert kinds[:6] == ["Conv2d", "ReLU", "AvgPool2d"] * 2
+    assert kinds[7:] == ["Linear", "ReLU", "Linear", "ReLU", "Linear"]
+
+
+def test_initial_weights_are_the_papers():
+    net = tasks.conv_net(torch.Generator().manual_seed(0))
+    first, second, dense = net[0], net[3], net[7]
+    for conv, fan_in in ((first, 27), (second, 288)):
+        assert conv.weight.std().item() == pytest.approx(fan_in**-0.5, rel=0.08)  # LeCun
+        assert conv.weight.abs().max().item() <= 2 * fan_in**-0.5 / 0.8796  # truncated
+        assert not conv.bias.any()
+    assert dense.weight.std().item() == pytest.approx((2 / (4096 + 250)) ** 0.5, rel=0.01)  # Glorot
+    assert dense.weight.abs().max().item() > 3 * dense.weight.std().item()  # and not truncated
+    assert (dense.bias == 0.01).all()
+
+
+def test_a_seed_decides_weights_and_order():
+    one, again, other = (events(Spec(**{**GIVEN, "seed": seed})) for seed in (0, 0, 1))
+    assert one == again
+    assert one != other
+
+
+def test_a_subset_is_stratified_and_always_the_same():
+    labels = torch.tensor([0] * 50 + [1] * 30 + [2] * 5)
+    chosen = tasks.stratified(labels, 30)
+    assert torch.bincount(labels[chosen]).tolist() == [13, 12, 5]  # as even as the classes allow
+    assert torch.equal(chosen, tasks.stratified(labels, 30))
+    assert len(set(chosen.tolist())) == 30
+    assert torch.bincount(labels[tasks.stratified(labels, 9)]).tolist() == [3, 3, 3]
+    with pytest.raises(ValueError, match="only 85"):
+        tasks.stratified(labels, 86)
+
+
+def test_a_batch_in_parts_gives_the_same_step():
+    spec = Spec(**{**GIVEN, "region": "Norm(0.5)", "carry": "full"})
+    whole = tasks.load("digits")
+    results = []
+    for chunk in (1000, 30):
+        run = training.start(spec, whole)
+        training.steps(dataclasses.replace(whole, chunk=chunk), run, torch.arange(300).split(100))
+        results.append(torch.cat([p.detach().flatten() for p in run.net.parameters()]))
+    torch.testing.assert_close(*results)
+
+
+def test_the_last_partial_batch_is_kept():
+    spec = Spec(**{**GIVEN, "batch": 1000, "epochs": 1})
+    task, seen = tasks.load("digits"), []
+    run = training.start(spec, task)
+    run.optimizer.register_step_post_hook(lambda *_: seen.append(1))
+    training._epoch(spec, task, run)
+    assert len(seen) == 2  # 1000 and 438
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_optimizers_are_the_papers(optimizer):
+    run = training.start(Spec(**{**GIVEN, "optimizer": optimizer}), tasks.load("digits"))
+    group = run.optimizer.param_groups[0]
+    assert type(run.optimizer).__name__ == ("Adam" if optimizer == "adam" else "SGD")
+    assert group["lr"] == 0.1
+    assert group["weight_decay"] == 0
+    if optimizer == "adam":
+        assert group["betas"] == (0.9, 0.999)
+    else:
+        assert (group["momentum"], group["dampening"], group["nesterov"]) == (0.9 * (optimizer == "momentum"), 0, False)
+
+
+def test_metrics_of_an_epoch():
+    bare, clipped = (
+        list(training.train(Spec(**GIVEN, **more))) for more in ({}, {"region": "Norm(0.5)", "carry": "full"})
+    )
+    assert bare[0].grad_norm > 0.1
+    assert bare[0].carry_norm is None
+    assert clipped[0].radius_norm == pytest.approx(0.5)
+    assert 0.0 < clipped[0].clipped_fraction <= 1.0
+    assert clipped[0].carry_norm > 0.0
+    assert [event.test_accuracy is not None for event in bare[:-1]] == [False, False, True]  # only the last epoch's
+    assert bare[-1].outcome == "not_reached"
+
+
+def test_a_run_is_over_when_the_target_is_reached():
+    *epochs, end = training.train(Spec(**{**GIVEN, "epochs": 30, "target": 0.9}))
+    assert end.outcome == "reached"
+    assert end.reached == len(epochs) == epochs[-1].epoch < 30
+    assert epochs[-2].train_accuracy < 0.9 <= epochs[-1].train_accuracy
+
+
+def test_a_run_that_diverges_ends_there():
+    *epochs, end = training.train(Spec(**{**GIVEN, "lr": 1e30, "epochs": 30}))
+    assert end.outcome == "diverged"
+    assert len(epochs) < 30
+    assert epochs[-1].loss is None
+
+
+def test_cifar10_is_standardised_by_channel():
+    try:
+        load_cifar10()
+    except DataError as error:
+        pytest.skip(f"CIFAR-10 is not here: {error}")
+    task = tasks.load("cifar10")
+    assert task.images.shape == (50_000, 3, 32, 32)
+    assert task.images.is_contiguous(memory_format=torch.channels_last)
+    mean, std = task.images.double().mean((0, 2, 3)), task.images.double().std((0, 2, 3))
+    np.testing.assert_allclose(mean, 0.0, atol=1e-5)
+    np.testing.assert_allclose(std, 1.0, atol=1e-5)
+    assert torch.bincount(tasks.load("cifar10", 2000).labels).tolist() == [200] * 10
+    *_, end = training.train(Spec(**{**GIVEN, "task": "cifar10", "examples": 100, "batch": 20, "epochs": 1}))
+    assert end.outcome == "not_reached"
+    tasks.load.cache_clear()

@@ -31,12 +31,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-import torch
 from carryclip import CarryClipWarning, Component, Drip, Gated, Norm, Shrunk
 from carryclip.torch import UClip
-from torch import Tensor, nn
 
 RESULTS = Path(__file__).with_name("carries.json")
 PAGE = Path(__file__).parents[1] / "docs" / "carry.md"

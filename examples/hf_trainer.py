@@ -6,9 +6,9 @@ python examples/hf_trainer.py
 
 import tempfile
 
+import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-import torch
 from carryclip import Norm
 from carryclip.integrations.transformers import attach
 

@@ -16,12 +16,12 @@ import figures
 import published
 import pytest
 import table
+import torch
 
 import carryclip
 import carryclip.optax
 import carryclip.theory
 import carryclip.torch
-import torch
 from carryclip import CarryClipWarning, Component, Norm
 from carryclip.torch import UClip
 from carryclip_lab import grid

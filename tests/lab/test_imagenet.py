@@ -10,8 +10,8 @@ import sys
 import time
 
 import pytest
-
 import torch
+
 from carryclip_lab.data.unpack import DataError
 from carryclip_lab.engine.team import Team
 from carryclip_lab.grid import read

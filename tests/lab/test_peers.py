@@ -3,8 +3,8 @@
 import math
 
 import pytest
-
 import torch
+
 from carryclip.torch import UClip
 from carryclip_lab.peers import Average, Clip21, Dice, ErrorFeedback, ZScore
 from carryclip_lab.spec import Spec, load_method, parse

@@ -4,8 +4,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
-
 import torch
+
 from carryclip_lab.imagenet.resnet import EPSILON, Block, ResNet, Statistics
 from carryclip_lab.tasks.recipes import NETS
 

@@ -4,8 +4,8 @@ import dataclasses
 
 import numpy as np
 import pytest
-
 import torch
+
 from carryclip_lab.data.cifar10 import DataError, load_cifar10
 from carryclip_lab.engine import training
 from carryclip_lab.spec import Spec

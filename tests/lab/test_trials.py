@@ -5,8 +5,8 @@ import itertools
 import math
 
 import pytest
-
 import torch
+
 from carryclip_lab.commands.plan import estimate
 from carryclip_lab.data.text import load_text, own_text
 from carryclip_lab.data.unpack import DataError

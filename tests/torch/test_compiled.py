@@ -7,16 +7,16 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from torch import nn, optim
 from torch._dynamo.utils import counters
 
-import torch
 from carryclip import EWMA, Adaptive, Component, Gated, Norm
 from carryclip.algorithm import Age, Buffers, Rule, age
 from carryclip.torch import UClip, _compiled
 from carryclip.torch._namespace import xp
 from compilers import needs_compiler
 from seam import as_on_a_device, force, stepper
-from torch import nn, optim
 
 
 @pytest.fixture(autouse=True)

@@ -4,9 +4,10 @@ import inspect
 import weakref
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
-import torch
 from carryclip.advice import Advice
 from carryclip.algorithm import NonFinite, Rule
 from carryclip.carry import DEFAULT, CarryPolicy
@@ -19,7 +20,6 @@ from carryclip.torch._layout import Group, RegionMap
 from carryclip.torch._session import Session, check_every
 from carryclip.torch._state import PREFIX, OwnHome, read_storage, wide
 from carryclip.torch._watch import Metrics
-from torch import Tensor
 
 _ASSIGNABLE = {"metrics_every", "_session", "_hooks", "_removed"}
 

@@ -14,11 +14,12 @@ from collections.abc import Callable
 from typing import Any, Literal, cast
 
 import torch
+from torch import Tensor
+
 from carryclip.algorithm import Age, Buffers, Rule, apply, measure
 from carryclip.policy import Scaling, Sums
 from carryclip.precision import truncate
 from carryclip.torch._namespace import xp
-from torch import Tensor
 
 CompileMode = bool | Literal["auto"]
 WORTHWHILE = 1 << 22

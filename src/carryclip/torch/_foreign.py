@@ -11,18 +11,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.weak import WeakTensorKeyDictionary
 
-import torch
 from carryclip.algorithm import Rule
 from carryclip.carry import CarryPolicy, policy_of
 from carryclip.diagnosis import FRAMEWORKS, warn_user
 from carryclip.groups import Group, describe
 from carryclip.judgement import Traits
 from carryclip.regions import Norm, Region
-from torch import Tensor
 
 # ------------------------------------------------------------------ what a clipper is given
 

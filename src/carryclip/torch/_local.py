@@ -5,12 +5,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
-import torch
 from carryclip.algorithm import NonFinite
 from carryclip.carry import DEFAULT, CarryPolicy, check_policy
 from carryclip.diagnosis import warn_user
@@ -23,7 +24,6 @@ from carryclip.torch._session import check_every
 from carryclip.torch._state import AS_COMPUTED, PREFIX, STEPS, params_of, take_over, wide
 from carryclip.torch._step import Report
 from carryclip.torch._watch import Metrics
-from torch import Tensor, nn
 
 
 class LocalUClip:

@@ -9,13 +9,14 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from carryclip.algorithm import Age, apply, measure
 from carryclip.diagnosis import Diagnosis
 from carryclip.policy import Scaling, Sums
 from carryclip.torch._bundles import Bundle
 from carryclip.torch._kernels import Call, Case, Pure, Recorded, Told, apply_of, measure_of
 from carryclip.torch._namespace import RowsNamespace
-from torch import Tensor
 
 
 class Rows(Pure):

@@ -8,9 +8,10 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
-import torch
 from carryclip import _checks
 from carryclip.algorithm import Buffers, Rule, find_rule
 from carryclip.diagnosis import warn_user
@@ -18,7 +19,6 @@ from carryclip.policy import Memory, Policy
 from carryclip.radius import Past
 from carryclip.torch._layout import Group, Layout, Leaf, Places, Run
 from carryclip.torch._shards import local
-from torch import Tensor
 
 PREFIX = "uclip_"
 REGION = PREFIX + "region"

@@ -11,8 +11,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-
 import torch
+from torch import Tensor
+
 from carryclip.diagnosis import LAST_STEP
 from carryclip.policy import Memory, Scaling, Sums
 from carryclip.radius import Past
@@ -39,7 +40,6 @@ from carryclip.torch._namespace import RowsNamespace, constant, host_xp, xp
 from carryclip.torch._pack import open_up
 from carryclip.torch._shards import local
 from carryclip.torch._state import AS_COMPUTED, KEYS, Ledger, OptimizerHome, OwnHome, Storage, wide
-from torch import Tensor
 
 ORDINARY = {Tensor, torch.nn.Parameter, type(None)}
 

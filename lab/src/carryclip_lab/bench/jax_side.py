@@ -10,6 +10,7 @@ from carryclip_lab.bench.models import Shape
 def transformations() -> dict[str, Callable[[float], Any]]:
     """From the norm's radius to a transformation."""
     import optax
+
     from carryclip import EWMA, Adaptive, Component, Norm, Shrunk
     from carryclip.optax import uclip
     from carryclip_lab.bench.contestants import COMPONENT_RADIUS

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # its profiler tells of every start
 
+import torch
 from rich.console import Console
 
-import torch
 from carryclip_lab.bench import models, report, runner
 from carryclip_lab.bench.runner import Row
 from carryclip_lab.commands.output import make_folder

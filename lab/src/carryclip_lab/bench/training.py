@@ -4,11 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
 from carryclip import Component, Norm
 from carryclip.torch import UClip
 from carryclip_lab.tasks import old as tasks
 from carryclip_lab.tasks.decoder import Decoder
-from torch import Tensor, nn
 
 
 def conv_net() -> tuple[nn.Module, Tensor, Tensor]:

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Iterable
 
 import numpy as np
+import torch
 from pebble import ProcessPool
 
-import torch
 from carryclip_lab.engine import training
 from carryclip_lab.engine.cost import Kind, Method, Rates, Steps, Throughput, examples_of, method_of
 from carryclip_lab.spec import Spec

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
 from carryclip.diagnosis import CarryClipWarning
 from carryclip.torch import UClip
 from carryclip_lab.spec import Spec, load_method, parse, policy_of
-from torch import Tensor, nn
 
 SAMPLES = 10
 """Steps per epoch, or a few more, whose metrics are averaged."""

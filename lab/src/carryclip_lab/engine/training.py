@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
 from carryclip_lab.engine.methods import Samples, attach, gradient_norm, measure_next, optimizer_of, sampling, unwarned
 from carryclip_lab.spec import Spec
 from carryclip_lab.store import checkpoints
 from carryclip_lab.store.records import End, Epoch
 from carryclip_lab.tasks import old as tasks
-from torch import Tensor, nn
 
 
 @dataclass

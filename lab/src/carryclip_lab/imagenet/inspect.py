@@ -79,6 +79,7 @@ def _broken(part: Part, console: Console) -> list[str]:
 def evaluate(start: str, path: str, data: str | None, device: str) -> int:
     """How many of the validation images a run's weights get right, as far as it has been trained."""
     import torch
+
     from carryclip_lab.commands.reproduce import InputError, check_device
     from carryclip_lab.commands.status import find
     from carryclip_lab.engine.team import Team

@@ -3,11 +3,11 @@
 import math
 from typing import Any
 
+import torch
+from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, pad, relu
 
-import torch
 from carryclip_lab.tasks.recipes import Shape
-from torch import Tensor, nn
 
 EPSILON = 1e-5
 """Of batch norm."""

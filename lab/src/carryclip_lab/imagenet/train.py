@@ -9,10 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-import torch
 from carryclip_lab.data.unpack import DataError
 from carryclip_lab.engine.methods import (
     Samples,
@@ -34,7 +35,6 @@ from carryclip_lab.spec import Spec
 from carryclip_lab.store import checkpoints
 from carryclip_lab.store.records import End, Epoch, Progress, StoppedError
 from carryclip_lab.tasks.recipes import NETS
-from torch import Tensor, nn
 
 NORM_DECAY = 0.9
 """Of the averages that batch norm uses in evaluation."""

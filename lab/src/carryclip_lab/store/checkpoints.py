@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
+from torch import nn
+
 from carryclip import __version__
 from carryclip_lab.engine.methods import own_state
 from carryclip_lab.spec import Spec
 from carryclip_lab.store.records import Epoch
-from torch import nn
 
 
 @dataclass

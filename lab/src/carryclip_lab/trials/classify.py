@@ -3,14 +3,14 @@
 import functools
 from typing import Any
 
+import torch
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-import torch
 from carryclip_lab.spec import Spec
 from carryclip_lab.tasks import old as tasks
 from carryclip_lab.tasks.recipes import Classify as Recipe
 from carryclip_lab.trials import rates
-from torch import Tensor, nn
 
 BRIGHT = 100.0
 """Factor of the images in a broken batch."""

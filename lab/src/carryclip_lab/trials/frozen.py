@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
-
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 
 class Held:

@@ -3,12 +3,12 @@
 import math
 from typing import Any
 
+import torch
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-import torch
 from carryclip_lab.spec import Spec
 from carryclip_lab.trials import rates
-from torch import Tensor, nn
 
 
 class Weights(nn.Module):

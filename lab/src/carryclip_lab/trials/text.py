@@ -4,15 +4,15 @@ import functools
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-import torch
 from carryclip_lab.data.text import load_text
 from carryclip_lab.data.unpack import DataError
 from carryclip_lab.spec import Spec
 from carryclip_lab.tasks.decoder import Decoder
 from carryclip_lab.trials import rates
-from torch import Tensor
 
 HELD_OUT = 0.1
 """Share of the text, at its end, that is not trained on."""

@@ -9,7 +9,7 @@ from carryclip_lab.analysis.naming import RegionName, region_name
 from carryclip_lab.analysis.summary import Cell, Summary, runs_of
 from carryclip_lab.analysis.verdicts import same_table
 from carryclip_lab.store.records import FAULTS, Record
-from carryclip_lab.tasks.recipes import ImageNet
+from carryclip_lab.tasks.imagenet import ImageNet
 
 PAPER: dict[tuple[RegionName, str], tuple[float, float]] = {
     (RegionName("none"), "none"): (77.1, 0.1),

@@ -15,7 +15,6 @@ OPTIMIZERS = {
     "adam": "Adam",
     "adamw": "AdamW",
 }
-TASKS = {"cifar10": "CIFAR-10", "digits": "scikit-learn's digits", "imagenet": "ImageNet"}
 METHODS = ("none", "clip", "U-Clip", "U-Clip, Gated", "U-Clip, Capped(10)")
 """The methods that come first, in this order."""
 _PEERS = "carryclip.experiments.peers:"
@@ -107,11 +106,6 @@ def _unusual(thing: Any, skip: tuple[str, ...] = ()) -> str:
     return "".join(
         f", {each.name}={getattr(thing, each.name)!r}" for each in chosen if getattr(thing, each.name) != each.default
     )
-
-
-def data_name(task: str, examples: int | None) -> str:
-    """The data in words."""
-    return TASKS.get(task, task) + ("" if examples is None else f", {examples:,} examples")
 
 
 def region_order(text: str | None) -> tuple[Any, ...]:

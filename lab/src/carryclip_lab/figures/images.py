@@ -11,7 +11,6 @@ from carryclip_lab.figures.carry import GRADIENT, RADIUS, limits_of, log_norms
 from carryclip_lab.figures.drawn import Drawn, caption, footer
 from carryclip_lab.figures.sheet import sheet
 from carryclip_lab.figures.style import Look, looks, plain
-from carryclip_lab.imagenet.schedule import steps_of
 from carryclip_lab.store.records import Epoch
 
 SHOWN = RegionName("EWMA", (1.0, 2.0))
@@ -89,7 +88,8 @@ def trajectory(summary: Summary) -> Drawn | None:
 
 def _sampled(cell: Cell) -> str:
     """The steps whose norms are kept."""
-    every = sampling(steps_of(cell.records[0].spec))
+    spec = cell.records[0].spec
+    every = sampling(spec.recipe.epoch(spec)[0])
     return "all steps" if every == 1 else f"one step in {every}"
 
 

@@ -178,7 +178,8 @@ def _means(summary: Summary, cell: Cell, subject: Subject) -> list[dict[str, Any
     if cell.lr is None:
         return []
     runs = [summary.epochs(record.spec.id) for record in cell.runs[cell.lr].values() if record.state == "done"]
-    steps = cell.records[0].spec.recipe.steps
+    spec = cell.records[0].spec
+    steps, _ = spec.recipe.epoch(spec)
     lines = []
     for epochs in zip(*runs, strict=False):
         ratios = [epoch.carry_norm / epoch.radius_norm for epoch in epochs if epoch.carry_norm and epoch.radius_norm]

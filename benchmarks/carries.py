@@ -260,7 +260,7 @@ def _text() -> tuple[Tensor, Tensor, int]:
 
 def language(seed: int) -> Problem:
     """A small decoder that learns the next byte of Python's own documentation."""
-    from carryclip_lab.tasks.decoder import Decoder
+    from carryclip_lab.tasks._decoder import Decoder
 
     train, test, tokens = _text()
     context, batch = 32, 16

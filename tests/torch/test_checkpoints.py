@@ -23,7 +23,7 @@ TORCH_REGIONS = {name: region for name, region in TORCH_REGIONS.items() if "per 
 
 RESUME = """
 import sys, torch
-sys.path.insert(0, {tests!r})
+sys.path[:0] = [{tests!r}, {tests!r} + "/torch"]
 from test_checkpoints import TORCH_REGIONS, make, train
 from carryclip import Drip, Gated, Shrunk
 from carryclip.torch import UClip

@@ -66,8 +66,8 @@ def load(source: str | Path) -> Study:
     if path.suffix == ".toml":
         if not path.is_file():
             raise ValueError(f"There is no study file {path}.")
-        if (beside := str(path.resolve().parent)) not in sys.path:
-            sys.path.append(beside)  # for tasks and methods of one's own
+        beside = str(path.resolve().parent)
+        sys.path.extend(folder for folder in (beside, str(Path.cwd())) if folder not in sys.path)  # for one's own code
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

@@ -230,10 +230,9 @@ def code_of(*paths: str | None) -> str | None:
     Only the named modules count, not what they import.
     """
     own = [path.partition(":")[0] for path in paths if path is not None and ":" in path]
-    files = [_file(module) for module in own if module.partition(".")[0] not in ("carryclip", "carryclip_lab")]
-    if not files:
-        return None
-    return _checksum(tuple((file, file.stat().st_mtime_ns) for file in files))
+    found = [_file(module) for module in own if module.partition(".")[0] not in ("carryclip", "carryclip_lab")]
+    files = [file for file in found if file is not None]
+    return _checksum(tuple((file, file.stat().st_mtime_ns) for file in files)) if files else None
 
 
 @functools.lru_cache(maxsize=64)
@@ -252,18 +251,13 @@ def check_code(spec: Spec) -> None:
         )
 
 
-def _file(module: str) -> Path:
+def _file(module: str) -> Path | None:
+    """None if there is none, which whoever loads it says."""
     try:
         found = importlib.util.find_spec(module)
     except (ImportError, ValueError):
-        found = None
-    if found is None or found.origin is None:
-        name = module.replace(".", "/")
-        raise ValueError(
-            f"There is no module {module!r}: it should be a file {name}.py beside the study, or in the folder where "
-            "the command is typed."
-        )
-    return Path(found.origin)
+        return None
+    return None if found is None or found.origin is None or not found.has_location else Path(found.origin)
 
 
 def _number(name: str, value: Any, *, above: float, most: float = math.inf) -> None:

@@ -106,6 +106,8 @@ class Task:
     """Whether several processes can train one run, under torchrun."""
     needs: ClassVar[str] = ""
     """What else a command must be given, such as ``--data DIR``."""
+    missing: ClassVar[str] = ""
+    """What to say to somebody who has not given it."""
     weights: ClassVar[tuple[float, float]] = (1e-6, 1e-3)
     """A guess at the seconds of an example and of a step, for weighing runs that have not been timed."""
 

@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import sqlite3
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -180,13 +179,14 @@ def with_data(
     found = []
     for study in chosen:
         known = study.with_data(options.data, make=True)
-        needs = " ".join(sorted({tasks.find(task).needs for task in study.tasks} - {""}))
+        kinds = [tasks.find(task) for task in study.tasks]
+        needs = " ".join(sorted({kind.needs for kind in kinds} - {""}))
         if known is not None:
             found.append(known)
             if needs and options.data:
-                console.print(f"{study.name}: {known.specs[0].recipe.data_name(None)}.", highlight=False, markup=False)
-        elif len(chosen) == 1:
-            raise InputError(f"{study.name} needs {needs}: a folder with train and val, and in each one per class.")
+                console.print(f"{known.specs[0].recipe.data_name(None)}.", highlight=False, markup=False)
+        elif study is chosen[-1] and not found:
+            raise InputError(" ".join(kind.missing for kind in kinds))
         else:
             console.print(f"{study.name} is left out: it needs {needs}.", highlight=False, markup=False)
     return found
@@ -209,8 +209,6 @@ def _check(
             raise InputError(f"{spec.task} trains on cpu or cuda, not on {options.device!r}.")
     if options.engine == "local":
         check_data(specs, options.data)
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
     for method in {spec.method for spec in specs if spec.method is not None}:
         tasks.load(method, "method")
     _check_machine(options)

@@ -52,6 +52,18 @@ class Run(problem.Run):
             return End("reached", reached=last.epoch, message=self.problem.message())
         return End("not_reached")
 
+    @unwarned()
+    def advance(self, pause: Callable[[], None] | None, until: Callable[[], bool]) -> None:
+        """Steps to the end of the epoch, or until there is something to say; ``pause`` is called after each."""
+        while self.step < self.problem.steps:
+            self.train(self.position)
+            self.step += 1
+            if pause is not None:
+                pause()
+                if until():
+                    return
+
+    @unwarned()
     def close(self, spent: Callable[[], float]) -> Epoch:
         """An epoch is over."""
         number = len(self.history) + 1
@@ -61,6 +73,7 @@ class Run(problem.Run):
         self.step, self.seconds, self.samples = 0, 0.0, Samples()
         return self.history[-1]
 
+    @unwarned()
     def state(self, seconds: float) -> dict[str, Any]:
         """To be saved; ``seconds`` were spent on this epoch since it began here."""
         return {
@@ -90,9 +103,9 @@ class Run(problem.Run):
 
 def train(
     spec: Spec,
-    place: Place | None = None,
     checkpoint: Path | None = None,
     *,
+    place: Place | None = None,
     every: float = 0.0,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Epoch | Progress | End]:
@@ -102,8 +115,8 @@ def train(
 
     Args:
         spec: what to train.
-        place: where, with what, and with whom.
         checkpoint: file to go on from, removed by whoever has kept the result.
+        place: where, with what data, and with whom.
         every: seconds between two checkpoints; 0 for one after each epoch.
         stop: asked after every step of a lasting run whether to save and stop.
     """
@@ -122,26 +135,25 @@ def train(
                 checkpoints.save(checkpoint, spec, place.device, state)
         clock.saved()
 
+    def pause() -> None:
+        """After a step of a lasting run: save, and stop if somebody wants it."""
+        if run.problem.agree(pause=stop() or clock.wants_to_save(within=True)):
+            save()
+            if any(team.gathered(stop())):
+                raise StoppedError(f"Stopped at step {run.step} of epoch {len(run.history) + 1}.")
+
+    lasting = spec.recipe.lasting
     clock.begin()
     while (end := run.end()) is None:
-        with unwarned():
-            run.problem.begin(run.position)
-            while run.step < run.problem.steps:
-                run.train(run.position)
-                run.step += 1
-                if spec.recipe.lasting:
-                    if run.problem.agree(pause=stop() or clock.wants_to_save(within=True)):
-                        save()
-                        if any(team.gathered(stop())):
-                            raise StoppedError(f"Stopped at step {run.step} of epoch {len(run.history) + 1}.")
-                    if clock.wants_to_speak():
-                        yield clock.word()
-            closed = run.close(clock.spent)
-        yield closed
+        run.problem.begin(run.position)
+        while run.step < run.problem.steps:
+            run.advance(pause if lasting else None, until=clock.wants_to_speak)
+            if lasting and clock.wants_to_speak():
+                yield clock.word()
+        yield run.close(clock.spent)
         clock.begin()
-        if spec.recipe.lasting or clock.wants_to_save():
-            with unwarned():
-                save()
+        if lasting or clock.wants_to_save():
+            save()
     yield end
 
 

@@ -69,7 +69,7 @@ def trained(
 
     check_code(spec)
     place = Place(setting.device, setting.data, 2 * setting.threads, setting.strict, team)
-    yield from train(spec, place, checkpoint_of(spec, setting), every=setting.every, stop=stop)
+    yield from train(spec, checkpoint_of(spec, setting), place=place, every=setting.every, stop=stop)
 
 
 def events(spec: Spec, setting: Setting, stop: Callable[[], bool] = lambda: False) -> Iterator[Epoch | Progress | End]:

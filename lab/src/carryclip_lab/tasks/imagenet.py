@@ -55,6 +55,7 @@ class ImageNet(Task):
     lasting = True
     joint = True
     needs = "--data DIR"
+    missing = WHERE
     weights = (1e-3, 1e-2)
 
     net: str = "resnet50"

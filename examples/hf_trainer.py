@@ -1,6 +1,6 @@
 """Hugging Face Trainer: one line after making it. The model is tiny and made from a config; nothing is downloaded.
 
-pip install "carryclip[frameworks]"
+From a clone: pip install ".[frameworks]"
 python examples/hf_trainer.py
 """
 

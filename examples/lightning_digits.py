@@ -1,6 +1,6 @@
 """Lightning: one callback, and the carry is in Lightning's own checkpoints.
 
-pip install "carryclip[frameworks]"
+From a clone: pip install ".[frameworks]"
 python examples/lightning_digits.py
 """
 

@@ -47,7 +47,7 @@ def main(
     if folder is None:
         return 2
     if jax and importlib.util.find_spec("optax") is None:
-        console.print('optax is not installed, so its part is left out; pip install "carryclip[jax]" brings it.')
+        console.print('optax is not installed, so its part is left out; in a clone, pip install ".[jax]" brings it.')
         jax = False
     times = repeats or (11 if quick else 21)
     chosen_parts = part or (("clipping", "overhead") if quick else PARTS)

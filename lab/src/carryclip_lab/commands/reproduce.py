@@ -226,7 +226,7 @@ def check_data(specs: Sequence[Spec], data: str | None = None) -> None:
 
 def _check_machine(options: Options) -> None:
     if options.engine == "ray" and importlib.util.find_spec("ray") is None:
-        raise InputError('The cluster engine is an extra: pip install "carryclip[ray]"')
+        raise InputError('The cluster engine is an extra; in a clone: pip install "./lab[ray]"')
     if options.engine == "local":
         check_device(options.device)
 

@@ -224,6 +224,30 @@ def test_the_full_carry_is_seen_to_repair_it_and_to_wait(visit):
     assert page.inner_text("#note").startswith("For SGD without momentum only")
 
 
+def test_wind_up_is_told_from_mere_noise(visit):
+    page = visit("#problem=regression&policy=full&law=student&scale=5")
+    assert "keeps growing" not in said(page, "carry")
+    page = visit("#problem=regression&policy=full&momentum=0.9&lr=0.1")
+    assert "keeps growing" in said(page, "carry")
+    assert said(page, "iterates").startswith("carry=True does not settle: runs differ widely")
+
+
+def test_what_the_docs_tell_to_try_is_there_to_see(visit):
+    delays = []
+    for radius in (1.5, 1, 0.8):
+        page = visit(f"#problem=quadratics&policy=full&radius={radius}")
+        assert said(page, "iterates").startswith("carry=True settles at the optimum")
+        delays.append(float(re.search(r"waits about ([\d.]+) steps", said(page, "delay"))[1]))
+    assert delays == pytest.approx([(1 + (3 / radius) ** 2) / 2 for radius in (1.5, 1, 0.8)], rel=0.1)
+    page = visit("#problem=regression&policy=plain")
+    assert said(page, "iterates").startswith("Plain clipping settles at 5 ± 0 % of the true total")
+    page = visit("#problem=regression&policy=plain&law=student&scale=5")
+    shares = re.findall(r"(\d+) ± (\d+) % of the true total", said(page, "iterates"))
+    (plain, plain_spread), (_, bare_spread) = [(int(a), int(b)) for a, b in shares]
+    assert plain > 85
+    assert plain_spread < bare_spread
+
+
 def test_a_hasty_carry_before_momentum_is_advised_against(visit):
     page = visit("#policy=gated&momentum=0.9")
     assert "The library warns of this line" in page.inner_text("#note")

@@ -1,6 +1,7 @@
 // The sentence under each picture: what one sees now.
 
 const NEAR = 0.05; // as far off as nobody would care about
+const ASTRAY = 0.25; // a mean that is known no better than this says little
 
 /** A number with as many digits as mean something. */
 function figure(x) {
@@ -14,7 +15,7 @@ function figure(x) {
 const percent = (x) => `${(100 * x).toFixed(0)} %`;
 const listed = (names) => (names.length < 2 ? names.join("") : `${names.slice(0, -1).join(", ")} and ${names.at(-1)}`);
 const named = (name) => (name === "none" ? "No clipping" : POLICIES[name].label);
-const atBest = (study) => Math.abs(study.bias) <= Math.max(NEAR, 2 * study.error);
+const atBest = (study) => study.error <= ASTRAY && Math.abs(study.bias) <= Math.max(NEAR, 2 * study.error);
 
 /** Where a policy ends: "1.25 to the left of the optimum". */
 function place(settings, study) {
@@ -31,10 +32,11 @@ function place(settings, study) {
 function aboutIterates(settings, study, other) {
   const name = named(study.policy);
   if (study.runs.length === 0) return `${name}: every run diverges. Try a smaller learning rate or momentum.`;
+  const at = settings.problem === "regression" || atBest(study) ? " at" : "";
+  let verb = `settles${at}`;
   const moving = Math.abs(study.moved) > Math.max(0.1, 3 * study.movedError) && settings.seeds > 1;
-  const regression = settings.problem === "regression";
-  let verb = regression ? "settles at" : atBest(study) ? "settles at" : "settles";
-  if (moving) verb = regression || atBest(study) ? "is still moving; on average it is at" : "is still moving; on average it is";
+  if (moving) verb = `is still moving; on average it is${at}`;
+  if (study.error > ASTRAY) verb = `does not settle: runs differ widely, and on average it is${at}`;
   let said = `${name} ${verb} ${place(settings, study)}.`;
   if (study.diverged > 0) said += ` ${study.diverged} of ${settings.seeds} runs diverged and are left out.`;
   if (other && other.runs.length > 0) said += ` ${named(other.policy)}: ${place(settings, other)}.`;
@@ -59,12 +61,16 @@ function aboutCarry(settings, study) {
   let said = `On average ${figure(carry)} radii wait over the second half; at most it was ${figure(largest)}.`;
   const cap = POLICIES[policy].cap ?? POLICIES[policy].radii;
   if (cap !== undefined) said += ` The carry is held within ${cap} radii.`;
-  const curve = meanCurve(study.runs, "carry");
-  const middle = curve[Math.floor(curve.length / 2)];
-  if (policy === "full" && curve.at(-1) > 10 && curve.at(-1) > 1.5 * middle) {
-    said += " It keeps growing: the radius is below the mean gradient, or noise is far above it.";
-  }
+  if (policy === "full" && growing(study)) said += " It keeps growing: gradients feed it faster than the radius pays.";
   return said;
+}
+
+/** Whether the carry grows from quarter to quarter, to more than 10 radii; mere fluctuations do not count. */
+function growing(study) {
+  const curve = meanCurve(study.runs, "carry");
+  const quarter = (k) => mean(curve.slice((k * curve.length) / 4, ((k + 1) * curve.length) / 4));
+  const [second, third, last] = [quarter(1), quarter(2), quarter(3)];
+  return last > 10 && last > third && third > second && last > 2 * second;
 }
 
 function aboutDelay(settings, study) {

@@ -38,8 +38,8 @@ def write(path: str | Path) -> Path:
     Args:
         path: a file, or a folder that exists, in which the file will be ``playground.html``.
 
-    >>> folder = getfixture("tmp_path")
-    >>> write(folder).name
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write(folder).name
     'playground.html'
     """
     target = Path(path)

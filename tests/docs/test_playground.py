@@ -213,7 +213,9 @@ def test_plain_clipping_is_seen_to_settle_left_of_the_optimum(visit):
     found = re.match(r"Plain clipping settles (1\.2\d) ± 0\.0\d to the left of the optimum", said(page, "iterates"))
     assert found, said(page, "iterates")
     assert "what it cuts is lost" in said(page, "carry")
-    assert said(page, "bias").startswith("At the optimum, as far as these runs can tell: No clipping, carry=True")
+    assert said(page, "bias").startswith(
+        "On average at the optimum, as far as these runs can tell: No clipping, carry=True"
+    )
 
 
 def test_the_full_carry_is_seen_to_repair_it_and_to_wait(visit):
@@ -230,6 +232,17 @@ def test_wind_up_is_told_from_mere_noise(visit):
     page = visit("#problem=regression&policy=full&momentum=0.9&lr=0.1")
     assert "keeps growing" in said(page, "carry")
     assert said(page, "iterates").startswith("carry=True does not settle: runs differ widely")
+
+
+def test_a_policy_that_swings_is_not_said_to_settle(visit):
+    page = visit("#problem=regression&policy=gated&momentum=0.9&lr=0.1")
+    assert re.match(r"Gated\(\) does not settle: it swings by ±\d+ %", said(page, "iterates"))
+    swinging = said(page, "bias").split("Swinging widely: ")[1]
+    assert "Gated()" in swinging
+    assert "Plain clipping" not in swinging
+    page = visit("#problem=regression&policy=gated")
+    assert said(page, "iterates").startswith("Gated() settles")
+    assert "Swinging" not in said(page, "bias")
 
 
 def test_what_the_docs_tell_to_try_is_there_to_see(visit):
@@ -422,7 +435,7 @@ def test_the_site_gets_the_page(tmp_path):
     (tmp_path / "mkdocs.yml").write_text(f"site_name: x\ntheme: mkdocs\nhooks: ['{hook}']\nplugins: []\n")
     pytest.importorskip("mkdocs", reason="mkdocs is not installed")
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--config-file", str(tmp_path / "mkdocs.yml")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     folder = tmp_path / "site" / "playground"
     assert (folder / "page.html").exists(), done.stderr
     assert (folder / "page.html").read_text(encoding="utf-8") == playground.page()

@@ -75,9 +75,12 @@ function lines(svg, { name, study, other, levels, steps, yLabel, floor, empty })
   const y = roomy(values.length > 0 ? values : [0, 1], floor);
   const scale = frame(svg, { x: [0, steps], y, xLabel: "step", yLabel });
   const words = []; // on top of the curves
+  let below = scale.box.bottom + (floor === undefined ? 20 : 0);
   for (const { value, label } of levels) {
-    if (value < y[0] || value > y[1]) continue;
     const height = scale.toY(value);
+    // Not those outside, nor one whose word would lie on the axis or on the word below.
+    if (value < y[0] || value > y[1] || height > below - 14) continue;
+    below = height;
     svg.append(element("line", { class: "level", x1: scale.box.left, x2: scale.box.right, y1: height, y2: height }));
     words.push(element("text", { class: "word", x: scale.box.right - 4, y: height - 5, "text-anchor": "end" }, label));
   }

@@ -15,8 +15,8 @@ function draws(settings, seed) {
 }
 
 /**
- * One run: curves of what is shown, of carry and delay in radii; means over the second half, and how far the mean
- * of its later part has `moved` from that of the part `before`.
+ * One run: curves of what is shown, of carry and delay in radii; means and variance over the second half, and how
+ * far the mean of its later part has `moved` from that of the part `before`.
  */
 function run(settings, policy, random) {
   const problem = PROBLEMS[settings.problem];
@@ -24,7 +24,7 @@ function run(settings, policy, random) {
   const every = Math.max(1, Math.floor(settings.steps / POINTS));
   const half = Math.floor(settings.steps / 2);
   const curves = { step: [0], shown: [problem.shown(problem.start)], carry: [0], delay: [0] };
-  const sums = { shown: 0, before: 0, carry: 0, delay: 0, clipped: 0 };
+  const sums = { shown: 0, square: 0, before: 0, carry: 0, delay: 0, clipped: 0 };
   let x = [...problem.start];
   let velocity = x.map(() => 0);
   let largest = 0;
@@ -42,6 +42,7 @@ function run(settings, policy, random) {
     if (t >= half) {
       const weight = 1 / (settings.steps - half);
       sums.shown += shown * weight;
+      sums.square += shown * shown * weight;
       sums.carry += carry * weight;
       sums.delay += clipper.delay * weight;
       if (t < (half + settings.steps) / 2) sums.before += shown * weight * 2;
@@ -54,7 +55,8 @@ function run(settings, policy, random) {
     }
   }
   const after = 2 * sums.shown - sums.before;
-  return { curves, diverged, largest, ...sums, moved: after - sums.before, last: x };
+  const variance = Math.max(0, sums.square - sums.shown ** 2);
+  return { curves, diverged, largest, ...sums, variance, moved: after - sums.before, last: x };
 }
 
 const mean = (values) => values.reduce((sum, x) => sum + x, 0) / values.length;
@@ -81,6 +83,7 @@ function study(settings, policy, random) {
     away,
     bias: sound.length ? mean(away) : NaN,
     error: standardError(away),
+    swing: Math.sqrt(of("variance")),
     moved: of("moved"),
     movedError: standardError(sound.map((each) => each.moved)),
     carry: of("carry"),

@@ -2,6 +2,7 @@
 
 const NEAR = 0.05; // as far off as nobody would care about
 const ASTRAY = 0.25; // a mean that is known no better than this says little
+const WIDE = 1; // a swing of this standard deviation is as large as the problems themselves
 
 /** A number with as many digits as mean something. */
 function figure(x) {
@@ -16,6 +17,9 @@ const percent = (x) => `${(100 * x).toFixed(0)} %`;
 const listed = (names) => (names.length < 2 ? names.join("") : `${names.slice(0, -1).join(", ")} and ${names.at(-1)}`);
 const named = (name) => (name === "none" ? "No clipping" : POLICIES[name].label);
 const atBest = (study) => study.error <= ASTRAY && Math.abs(study.bias) <= Math.max(NEAR, 2 * study.error);
+
+const swings = (study) => study.swing > WIDE;
+const extent = (settings, x) => (settings.problem === "regression" ? percent(x) : figure(x));
 
 /** Where a policy ends: "1.25 to the left of the optimum". */
 function place(settings, study) {
@@ -36,6 +40,7 @@ function aboutIterates(settings, study, other) {
   let verb = `settles${at}`;
   const moving = Math.abs(study.moved) > Math.max(0.1, 3 * study.movedError) && settings.seeds > 1;
   if (moving) verb = `is still moving; on average it is${at}`;
+  if (swings(study)) verb = `does not settle: it swings by ±${extent(settings, study.swing)}, and on average it is${at}`;
   if (study.error > ASTRAY) verb = `does not settle: runs differ widely, and on average it is${at}`;
   let said = `${name} ${verb} ${place(settings, study)}.`;
   if (study.diverged > 0) said += ` ${study.diverged} of ${settings.seeds} runs diverged and are left out.`;
@@ -84,6 +89,7 @@ function aboutDelay(settings, study) {
   }
   const steps = `On average over the second half a gradient waits about ${figure(delay)} steps`;
   if (delay < 2) return `${steps}. Below 2 that is harmless.`;
+  if (delay >= 100) return `${steps}: what is sent is about points long left behind.`;
   const second = `like a momentum of ${(1 - 1 / delay).toFixed(2)}`;
   return `${steps}, ${second}${settings.momentum > 0 ? ` on top of SGD's own ${settings.momentum}` : ""}.`;
 }
@@ -95,11 +101,15 @@ function aboutBias(settings, studies) {
   const near = known.filter(atBest).map((study) => named(study.policy));
   const worst = sorted.at(-1);
   const first = near.length > 0
-    ? `At the optimum, as far as these runs can tell: ${listed(near)}.`
+    ? `On average at the optimum, as far as these runs can tell: ${listed(near)}.`
     : `None is at the optimum. Nearest: ${named(sorted[0].policy)}, ${place(settings, sorted[0])}.`;
   const last = atBest(worst) ? "" : ` Farthest off: ${named(worst.policy)}, ${place(settings, worst)}.`;
+  const wide = known.filter(swings).map((study) => named(study.policy));
   const lost = studies.filter((study) => study.diverged > 0).map((study) => named(study.policy));
-  return first + last + (lost.length > 0 ? ` Runs of ${listed(lost)} diverged.` : "");
+  let said = first + last;
+  if (wide.length > 0) said += ` Swinging widely: ${listed(wide)}.`;
+  if (lost.length > 0) said += ` Runs of ${listed(lost)} diverged.`;
+  return said;
 }
 
 /** The Python that does the same, and what the library has to say of it. */

@@ -132,7 +132,9 @@ def is_marked(optimizer: Optimizer) -> bool:
 
 def has_stepped(optimizer: Optimizer) -> bool:
     """Whether there is a state that steps have left; Adagrad sets its own up before the first."""
-    return any(float(entries.get("step", 1)) > 0 for entries in optimizer.state.values() if entries)
+    counts = [entries.get("step", 1) for entries in optimizer.state.values() if entries]
+    # On the meta device there are no values, and no step can have been taken.
+    return any(float(count) > 0 for count in counts if not (isinstance(count, Tensor) and count.is_meta))
 
 
 class Storage(NamedTuple):

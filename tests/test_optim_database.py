@@ -284,3 +284,12 @@ def test_parameters_without_memory_can_be_attached_to(info):
     with torch.device("meta"):
         optimizer = info.optim_cls(params_for(info))
     UClip(optimizer, Norm(1.0))
+
+
+@pytest.mark.parametrize(
+    "info", [pytest.param(x, id=name_of(x)) for x in DENSE if "differentiable" in x.supported_impls]
+)
+def test_differentiable_steps_are_refused(info):
+    """The clip writes in place and leaves no trace for autograd, so that derivatives would silently be wrong."""
+    with pytest.raises(ValueError, match="no derivative passes through a clipped step"):
+        uclipped(info.optim_cls, Norm(1.0))(params_for(info), differentiable=True)

@@ -161,6 +161,15 @@ class Storage(NamedTuple):
 AS_COMPUTED = Storage()
 
 
+def carry_of(home: OwnHome | OptimizerHome, param: Tensor, storage: Storage) -> Tensor:
+    """The carry of a parameter; zeros before its first step."""
+    found = home.peek(param).get(KEYS["carry"])
+    if found is not None:
+        return found
+    kind = storage.kind("carry", param, wide(param.dtype))
+    return torch.zeros_like(param, dtype=kind, requires_grad=False)
+
+
 def read_storage(carry: Any, moments: Any, params: list[Tensor]) -> Storage:
     """The types the user asks for, or an error that says which there are."""
     asked = {"carry_dtype": carry, "moments_dtype": moments}

@@ -170,6 +170,20 @@ def carry_of(home: OwnHome | OptimizerHome, param: Tensor, storage: Storage) -> 
     return torch.zeros_like(param, dtype=kind, requires_grad=False)
 
 
+def refill(home: OwnHome, leaves: list[Leaf], state: dict[int, dict[str, Tensor]]) -> None:
+    """Replace all that a home holds by saved entries, by number of the parameter; an error comes before that."""
+    for number, entries in state.items():
+        leaf = leaves[number] if number < len(leaves) else None
+        carry = entries.get(KEYS["carry"])
+        if leaf is None or (carry is not None and carry.shape != leaf.param.shape):
+            where = f"parameter {number}" if leaf is None else leaf.name
+            raise ValueError(f"The state does not fit these parameters: {where} is missing or has another shape.")
+    home.state.clear()
+    for number, entries in state.items():
+        param = leaves[number].param
+        home.entries(param).update({key: value.to(param.device, copy=True) for key, value in entries.items()})
+
+
 def read_storage(carry: Any, moments: Any, params: list[Tensor]) -> Storage:
     """The types the user asks for, or an error that says which there are."""
     asked = {"carry_dtype": carry, "moments_dtype": moments}

@@ -83,6 +83,11 @@ def _hookable(optimizer: Any) -> Optimizer:
         return _hookable(optimizer.optimizer)
     if isinstance(optimizer, torch.optim.LBFGS):
         raise TypeError("LBFGS evaluates the gradient many times per step, which no carry fits: use SGD or AdamW.")
+    if isinstance(optimizer, Optimizer) and any(group.get("differentiable") for group in optimizer.param_groups):
+        raise ValueError(
+            f"{name} has differentiable=True, and no derivative passes through a clipped step: the clip would "
+            "silently be left out. Clip inside your own differentiable function instead."
+        )
     if isinstance(optimizer, Optimizer) and all(hasattr(optimizer, registry) for registry in _REGISTRIES):
         return optimizer
     for attribute in _INNER:

@@ -5,8 +5,8 @@
     Listed     constant regions on a device: each line is one launch for a whole list of tensors
     Compiled   the same functions through ``torch.compile``: large arrays, on request
 
-``Kernel`` says what each must do. Those for rows are in ``_rows``, and ``_choice`` takes the first that suits, so that
-one more is a class here and an entry there; the battery proves each of them equal to the reference.
+``Kernel`` says what each must do. Those for rows are in ``_rows``, and ``Kernels`` there takes the first that suits, so
+that one more is a class here and an entry there; the battery proves each of them equal to the reference.
 """
 
 import math

@@ -21,7 +21,7 @@ from carryclip_lab.store.store import Store
 HERE = Path(__file__).parents[1]
 KILLS = int(os.environ.get("CARRYCLIP_KILLS", "4"))
 """50 in a long test; a few are enough to see that nothing has broken."""
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 SUPERVISE = """
 import signal
 import sys

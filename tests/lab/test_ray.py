@@ -13,7 +13,7 @@ from carryclip_lab.store.store import Store
 HERE = Path(__file__).parents[1]
 ENVIRONMENT = {
     **os.environ,
-    "PYTHONPATH": str(HERE),
+    "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
     "OMP_NUM_THREADS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

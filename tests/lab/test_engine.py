@@ -53,10 +53,10 @@ def small(tmp_path):
                       'carry = ["none", "full", "Gated()"]\n')  # fmt: skip
 
 
-def supervisor(folder, study, store, **options):
+def supervisor(folder, study, store, *, before="", **options):
     """A supervisor in a process of its own, in a session of its own."""
     script = folder / "supervise.py"
-    script.write_text(SUPERVISE, encoding="utf-8")
+    script.write_text(before + SUPERVISE, encoding="utf-8")
     arguments = [sys.executable, str(script), str(study), str(store), repr(options)]
     return subprocess.Popen(
         arguments, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder
@@ -123,6 +123,38 @@ def test_what_goes_wrong_is_an_outcome_and_the_rest_finishes(tmp_path, method, o
     if outcome == "crashed" and method == "fail":
         assert "Traceback" in records[1].message
         assert "faulty_methods.py" in records[1].message
+
+
+def test_no_method_stops_the_others(tmp_path):
+    """Whatever it raises, which workers and pools may take for something said to themselves; even by vanishing."""
+    wrong = {"cancel": "CancelledError", "close": "GeneratorExit", "interrupt": "KeyboardInterrupt"}
+    wrong["vanish"] = "The worker process died of exit code 0."
+    grids = "".join(f'[[grid]]\nmethod = "faulty_methods:{name}"\n' for name in wrong)
+    study = study_file(tmp_path, f"seed = [0, 1]\nepochs = 1\n{grids}")
+    code, out = run_study(tmp_path, study, tmp_path / "a.sqlite", timeout=120.0, workers=1)
+    with Store(tmp_path / "a.sqlite") as store:
+        ends = {(record.spec.label, record.spec.seed): record for record in store.records("study")}
+    for name, told in wrong.items():
+        assert ends[name, 0].outcome == "not_reached", out
+        assert ends[name, 1].outcome == "crashed", out
+        assert told in ends[name, 1].message
+    assert code == 1
+
+
+JUMPS = """
+import itertools
+import time
+days = itertools.count(1)
+time.time = lambda: 25 * 3600.0 * next(days)
+"""
+
+
+def test_a_clock_that_jumps_ends_no_run(tmp_path):
+    """Each time that it is asked, by more than the usual limit of 24 hours."""
+    study = study_file(tmp_path, "seed = [0, 1]\nepochs = 3\n[[grid]]\n")
+    code, out = run_study(tmp_path, study, tmp_path / "a.sqlite", before=JUMPS, workers=1)
+    assert code == 0, out
+    assert {outcome for _, outcome, _, _ in rows(tmp_path / "a.sqlite").values()} == {"not_reached"}
 
 
 def test_checkpoints_bring_a_run_back_to_the_bit(tmp_path):

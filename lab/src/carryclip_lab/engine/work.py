@@ -84,12 +84,19 @@ def trained(
 
 def events(spec: Spec, setting: Setting, stop: Callable[[], bool] = lambda: False) -> Iterator[Epoch | Progress | End]:
     """What a run has to tell, its end in any case but a stop."""
-    try:
-        yield from trained(spec, setting, stop=stop)
-    except StoppedError:
-        raise
-    except (Exception, SystemExit) as error:  # a module of the user's may well try to exit
-        yield failure(error)
+    told: Iterator[Epoch | Progress | End] = trained(spec, setting, stop=stop)
+    while True:
+        try:
+            event = next(told)
+        except StopIteration:
+            return
+        except StoppedError:
+            raise
+        except BaseException as error:  # a method of the user's may raise whatever there is
+            if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                raise  # by someone at a keyboard; workers do not listen to it
+            event = failure(error)
+        yield event  # out here, since being closed is no error of the run
 
 
 def failure(error: BaseException) -> End:

@@ -19,7 +19,7 @@ from carryclip_lab.store.database import Database, StoreError
 from carryclip_lab.store.records import Epoch, Outcome, Record
 
 LEASE = 60.0
-"""Seconds for which a run belongs to whoever took it, unless renewed."""
+"""Seconds for which a run belongs to whoever took it, unless renewed: by the machine's clock that nobody sets."""
 
 _EPOCH = [field.name for field in fields(Epoch) if field.name != "metrics"]
 """What every epoch has, by columns."""
@@ -54,13 +54,13 @@ class Store(Database):
 
     def take(self, study: str, owner: str, *, limit: int = 1, lease: float = LEASE) -> list[Spec]:
         """Take runs that wait, or whose owner let its lease pass, in the study's order."""
-        now = time.time()
+        now = time.monotonic()
         with self._transaction() as db:
             rows = db.execute(
                 f"SELECT runs.id, runs.spec FROM {self._chosen} AND "
-                "(runs.state = 'waiting' OR (runs.state = 'running' AND runs.lease < ?)) "
+                "(runs.state = 'waiting' OR (runs.state = 'running' AND runs.lease NOT BETWEEN ? AND ?)) "
                 "ORDER BY studies.position LIMIT ?",
-                (study, now, limit),
+                (study, now, now + LEASE, limit),  # one of a later time is from before the machine was started
             ).fetchall()
             mine = [(owner, now + lease, run) for run, _ in rows]
             query = "UPDATE runs SET state = 'running', owner = ?, lease = ?, message = NULL WHERE id = ?"
@@ -98,7 +98,7 @@ class Store(Database):
         """Keep what ``owner``, or ``owner/...``, has taken; how many runs that are."""
         with self._transaction() as db:
             query = f"UPDATE runs SET lease = :lease WHERE {_MINE} AND state = 'running'"
-            return db.execute(query, {"lease": time.time() + lease, "owner": owner}).rowcount
+            return db.execute(query, {"lease": time.monotonic() + lease, "owner": owner}).rowcount
 
     def give_back(self, owner: str) -> int:
         """Let others have what ``owner``, or ``owner/...``, has taken and not finished; how many runs that are."""

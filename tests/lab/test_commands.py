@@ -5,10 +5,12 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pyarrow.parquet
 import pytest
 
+from carryclip_lab.grid import Study
 from carryclip_lab.store.store import Store
 
 STUDY = """
@@ -125,6 +127,11 @@ def test_merging_two_stores(place, tmp_path):
 
 def test_beginning_anew_sets_the_old_store_aside(place, tmp_path):
     (tmp_path / "a.sqlite").write_bytes((place / "a.sqlite").read_bytes())
+    gone = [sys.executable, "-c", "from carryclip_lab.engine.owners import new_owner; print(new_owner(), end='')"]
+    dead = subprocess.run(gone, capture_output=True, text=True, check=True).stdout
+    with Store(tmp_path / "a.sqlite") as store:  # one that was killed
+        store.add(Study("more", "More", "smoke", (replace(next(store.records("tiny")).spec, seed=7),)))
+        assert store.take("more", dead)
     (tmp_path / "tiny.toml").write_text(STUDY, encoding="utf-8")
     code, out = run("reproduce", "tiny.toml", "--store", "a.sqlite", "--no-resume", "--only", "lr=0.1",
                     "--only", "seed=0", cwd=tmp_path)  # fmt: skip

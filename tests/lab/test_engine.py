@@ -12,16 +12,25 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from carryclip_lab import grid
 from carryclip_lab.engine import local, owners
+from carryclip_lab.engine.settings import Options
+from carryclip_lab.engine.supervise import supervise
+from carryclip_lab.engine.team import Team
 from carryclip_lab.store.records import FAULTS
 from carryclip_lab.store.store import Store
 
 HERE = Path(__file__).parents[1]
 KILLS = int(os.environ.get("CARRYCLIP_KILLS", "4"))
 """50 in a long test; a few are enough to see that nothing has broken."""
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+    "OMP_NUM_THREADS": "1",
+    "COLUMNS": "200",
+}
 SUPERVISE = """
 import signal
 import sys
@@ -122,7 +131,8 @@ def test_what_goes_wrong_is_an_outcome_and_the_rest_finishes(tmp_path, method, o
     assert code == (0 if outcome == "diverged" else 1), out
     if outcome == "crashed" and method == "fail":
         assert "Traceback" in records[1].message
-        assert "faulty_methods.py" in records[1].message
+        assert 'File "faulty_methods.py", line' in records[1].message
+        assert str(Path.cwd()) not in records[1].message
 
 
 def test_no_method_stops_the_others(tmp_path):
@@ -307,6 +317,52 @@ def test_a_failure_can_be_tried_again(tmp_path):
     with Store(tmp_path / "a.sqlite") as store:
         assert store.retry("study", FAULTS) == 1
         assert store.progress("study") == {"waiting": 1, "not_reached": 1}
+
+
+USURPER = """
+from carryclip_lab import grid
+from carryclip_lab.store.store import Store
+
+def usurp(optimizer, spec):
+    with Store("a.sqlite") as store:
+        store.add(grid.load("other.toml"))
+"""
+
+
+def test_runs_that_another_study_of_the_name_has_driven_out_are_missed(tmp_path):
+    (tmp_path / "usurper.py").write_text(USURPER, encoding="utf-8")
+    study = study_file(tmp_path, 'seed = [0, 1, 2]\nepochs = 1\n[[grid]]\nmethod = "usurper:usurp"\n')
+    other = study.read_text().replace("[0, 1, 2]", "[7, 8]")
+    (tmp_path / "other.toml").write_text(other, encoding="utf-8")
+    code, out = run_study(tmp_path, study, tmp_path / "a.sqlite", workers=1)
+    assert code == 1, out
+    assert "2 runs are not done" in " ".join(out.split())
+
+
+def test_processes_that_work_together_say_what_they_leave_to_others(tmp_path, small, capsys):
+    with Store(tmp_path / "a.sqlite") as store:
+        store.add(grid.load(small))
+        assert len(store.take("study", "someone elsewhere", limit=8)) == 8
+    options = Options(engine="torchrun")
+    assert supervise([grid.load(small)], tmp_path / "a.sqlite", options, Console(), team=Team()) == 1
+    assert "8 runs are not done" in " ".join(capsys.readouterr().out.split())
+
+
+FULL = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))
+"""
+
+
+def test_a_full_disk_stops_a_study_and_changes_nothing(tmp_path, small):
+    code, out = run_study(tmp_path, small, tmp_path / "quiet.sqlite")
+    assert code == 0, out
+    code, out = run_study(tmp_path, small, tmp_path / "full.sqlite", before=FULL)
+    assert code != 0
+    assert "StoreError" in out
+    code, out = run_study(tmp_path, small, tmp_path / "full.sqlite")
+    assert code == 0, out
+    assert rows(tmp_path / "full.sqlite") == rows(tmp_path / "quiet.sqlite")
 
 
 MEETING = """

@@ -30,7 +30,7 @@ def supervise(
     retry: bool = False,
     team: Any = None,
 ) -> int:
-    """Run studies to their end: 0 if all went well, 1 if runs failed, 130 if stopped.
+    """Run studies to their end: 0 if all went well, 1 if runs failed or were left to others, 130 if stopped.
 
     Args:
         studies: one after the other.
@@ -84,8 +84,14 @@ def _conclude(
         failed.update(str(record.outcome) for record in records if record.spec.id in wanted[study.name])
         progress = store.progress(study.name)
         console.print(f"{study.name}: {tally(progress)}; {duration(spent)}.", highlight=False, markup=False)
+    if undone := len(set().union(*wanted.values()) - store.done()):
+        complain(
+            console,
+            f"{undone} runs are not done: another command has taken them, or has put another study of the same name "
+            f"into {store.path}. The same command again does what is left.",
+        )
     if not failed:
-        return 0
+        return 1 if undone else 0
     said = ", ".join(f"{count} {fault}" for fault, count in failed.items())
     complain(
         console,

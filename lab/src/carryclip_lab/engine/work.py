@@ -100,9 +100,12 @@ def events(spec: Spec, setting: Setting, stop: Callable[[], bool] = lambda: Fals
 
 
 def failure(error: BaseException) -> End:
-    """How a run ends of an error."""
-    told = "".join(traceback.format_exception(error))[-MESSAGE_LENGTH:]
-    return End("oom" if _out_of_memory(error) else "crashed", message=told)
+    """How a run ends of an error, told with the paths of modules, and not of the folders that someone has them in."""
+    told = "".join(traceback.format_exception(error))
+    for folder in sorted({*map(os.path.abspath, sys.path), os.getcwd()}, key=len, reverse=True):
+        told = told.replace(f"{folder.rstrip(os.sep)}{os.sep}", "")
+    told = told.replace(str(Path.home()), "~") if len(Path.home().parts) > 1 else told
+    return End("oom" if _out_of_memory(error) else "crashed", message=told[-MESSAGE_LENGTH:])
 
 
 def checkpoint_of(spec: Spec, setting: Setting) -> Path | None:

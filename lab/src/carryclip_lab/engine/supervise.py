@@ -1,6 +1,7 @@
 """The command behind ``carryclip reproduce STUDY``: take runs, have them done, survive what comes, say how it went."""
 
 import contextlib
+import os
 import signal
 import time
 from collections import Counter
@@ -135,6 +136,10 @@ def _engine(store: Store, owner: str, options: Options, team: Any) -> Any:
 
         return TogetherEngine(store, owner, setting, team)
     if options.engine == "ray":
+        if options.address is None and "RAY_ADDRESS" not in os.environ:
+            # Before ray is imported: ports of one that is started here are for this machine, and for who has its token.
+            os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
         from carryclip_lab.engine.cluster import RayEngine
 
         return RayEngine(

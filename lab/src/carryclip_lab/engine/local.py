@@ -43,6 +43,10 @@ class _Worker(SpawnProcess):
         return LEFT if code == 0 else code
 
 
+class _Spawn(SpawnContext):
+    Process = _Worker
+
+
 class LocalEngine:
     """A pool of worker processes and the runs that are in it.
 
@@ -169,10 +173,8 @@ class LocalEngine:
 
     @contextmanager
     def _pool(self) -> Iterator[ProcessPool]:
-        context = SpawnContext()
-        context.Process = _Worker
         CONSTS.term_timeout = PATIENCE
-        pool = ProcessPool(self.workers, initializer=work.die_with_parent, initargs=(os.getpid(),), context=context)
+        pool = ProcessPool(self.workers, initializer=work.die_with_parent, initargs=(os.getpid(),), context=_Spawn())
         try:
             yield pool
             pool.close()

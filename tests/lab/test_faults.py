@@ -161,7 +161,7 @@ def test_what_was_altered_is_named_and_done_again(tmp_path, capsys, change):
     for command in (["status", "--check"], ["report", "--out", str(tmp_path / "out")], ["replay", run]):
         code, told = said(capsys, *command, "--store", str(path))
         assert code == 2
-        assert f"is damaged: run {run} no longer what was written" in told
+        assert f"is damaged; no longer what was written: run {run}." in told
     with Store(path) as store, Store(tmp_path / "b.sqlite") as other:
         with pytest.raises(StoreError, match=run):
             other.merge(store)

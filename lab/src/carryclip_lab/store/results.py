@@ -91,8 +91,8 @@ class Results(Database):
         """
         if damaged := self.damaged(name):
             raise StoreError(
-                f"{self.path} is damaged: {some(damaged)} no longer what was written. Go back to a copy of the file, "
-                "or have that done again: carryclip reproduce with --retry"
+                f"{self.path} is damaged; no longer what was written: {some(damaged)}. Go back to a copy of the "
+                "file, or have that done again: carryclip reproduce with --retry"
             )
 
     def damaged(self, name: str | None = None) -> list[str]:

@@ -1,6 +1,8 @@
 """Methods that go wrong in ways that real ones do, for studies that must survive them."""
 
+import asyncio
 import ctypes
+import os
 import time
 
 import torch
@@ -64,3 +66,24 @@ def restless(optimizer, spec):
 
     optimizer.register_step_pre_hook(shake)
     return UClip(optimizer, Norm(0.5), carry=True)
+
+
+def cancel(optimizer, spec):
+    if _only(spec):
+        raise asyncio.CancelledError
+
+
+def close(optimizer, spec):
+    if _only(spec):
+        raise GeneratorExit
+
+
+def interrupt(optimizer, spec):
+    if _only(spec):
+        raise KeyboardInterrupt
+
+
+def vanish(optimizer, spec):
+    """A library that ends the process, as if all were well."""
+    if _only(spec):
+        os._exit(0)

@@ -9,6 +9,7 @@ from carryclip import __version__
 
 LABORATORY = (
     "demo", "reproduce", "plan", "status", "report", "replay", "bench", "data", "evaluate", "export", "merge",
+    "backup",
 )  # fmt: skip
 """Commands of the distribution ``carryclip-lab``; a test compares them with those it has."""
 _INSTALL = 'pip install ./lab    (in a clone of the repository; "make demo" sets up everything by itself)'

@@ -5,10 +5,12 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pyarrow.parquet
 import pytest
 
+from carryclip_lab.grid import Study
 from carryclip_lab.store.store import Store
 
 STUDY = """
@@ -92,6 +94,7 @@ def test_replay_is_the_same_and_notices_what_is_not(place, tmp_path):
     assert "3 epochs is the same" in out
     with Store(copy) as store:
         store._db.execute("UPDATE epochs SET loss = loss + 1e-12 WHERE run = ? AND epoch = 1", (run_id,))
+        store._db.execute("DELETE FROM digests")  # without which it would be found before it is done again
     code, out = run("replay", run_id, "--store", copy, cwd=place)
     assert code == 1
     assert repr(first.loss) in out
@@ -125,6 +128,11 @@ def test_merging_two_stores(place, tmp_path):
 
 def test_beginning_anew_sets_the_old_store_aside(place, tmp_path):
     (tmp_path / "a.sqlite").write_bytes((place / "a.sqlite").read_bytes())
+    gone = [sys.executable, "-c", "from carryclip_lab.engine.owners import new_owner; print(new_owner(), end='')"]
+    dead = subprocess.run(gone, capture_output=True, text=True, check=True).stdout
+    with Store(tmp_path / "a.sqlite") as store:  # one that was killed
+        store.add(Study("more", "More", "smoke", (replace(next(store.records("tiny")).spec, seed=7),)))
+        assert store.take("more", dead)
     (tmp_path / "tiny.toml").write_text(STUDY, encoding="utf-8")
     code, out = run("reproduce", "tiny.toml", "--store", "a.sqlite", "--no-resume", "--only", "lr=0.1",
                     "--only", "seed=0", cwd=tmp_path)  # fmt: skip

@@ -12,16 +12,25 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from carryclip_lab import grid
 from carryclip_lab.engine import local, owners
+from carryclip_lab.engine.settings import Options
+from carryclip_lab.engine.supervise import supervise
+from carryclip_lab.engine.team import Team
 from carryclip_lab.store.records import FAULTS
 from carryclip_lab.store.store import Store
 
 HERE = Path(__file__).parents[1]
 KILLS = int(os.environ.get("CARRYCLIP_KILLS", "4"))
 """50 in a long test; a few are enough to see that nothing has broken."""
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+    "OMP_NUM_THREADS": "1",
+    "COLUMNS": "200",
+}
 SUPERVISE = """
 import signal
 import sys
@@ -53,10 +62,10 @@ def small(tmp_path):
                       'carry = ["none", "full", "Gated()"]\n')  # fmt: skip
 
 
-def supervisor(folder, study, store, **options):
+def supervisor(folder, study, store, *, before="", **options):
     """A supervisor in a process of its own, in a session of its own."""
     script = folder / "supervise.py"
-    script.write_text(SUPERVISE, encoding="utf-8")
+    script.write_text(before + SUPERVISE, encoding="utf-8")
     arguments = [sys.executable, str(script), str(study), str(store), repr(options)]
     return subprocess.Popen(
         arguments, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder
@@ -122,7 +131,40 @@ def test_what_goes_wrong_is_an_outcome_and_the_rest_finishes(tmp_path, method, o
     assert code == (0 if outcome == "diverged" else 1), out
     if outcome == "crashed" and method == "fail":
         assert "Traceback" in records[1].message
-        assert "faulty_methods.py" in records[1].message
+        assert 'File "faulty_methods.py", line' in records[1].message
+        assert str(Path.cwd()) not in records[1].message
+
+
+def test_no_method_stops_the_others(tmp_path):
+    """Whatever it raises, which workers and pools may take for something said to themselves; even by vanishing."""
+    wrong = {"cancel": "CancelledError", "close": "GeneratorExit", "interrupt": "KeyboardInterrupt"}
+    wrong["vanish"] = "The worker process died of exit code 0."
+    grids = "".join(f'[[grid]]\nmethod = "faulty_methods:{name}"\n' for name in wrong)
+    study = study_file(tmp_path, f"seed = [0, 1]\nepochs = 1\n{grids}")
+    code, out = run_study(tmp_path, study, tmp_path / "a.sqlite", timeout=120.0, workers=1)
+    with Store(tmp_path / "a.sqlite") as store:
+        ends = {(record.spec.label, record.spec.seed): record for record in store.records("study")}
+    for name, told in wrong.items():
+        assert ends[name, 0].outcome == "not_reached", out
+        assert ends[name, 1].outcome == "crashed", out
+        assert told in ends[name, 1].message
+    assert code == 1
+
+
+JUMPS = """
+import itertools
+import time
+days = itertools.count(1)
+time.time = lambda: 25 * 3600.0 * next(days)
+"""
+
+
+def test_a_clock_that_jumps_ends_no_run(tmp_path):
+    """Each time that it is asked, by more than the usual limit of 24 hours."""
+    study = study_file(tmp_path, "seed = [0, 1]\nepochs = 3\n[[grid]]\n")
+    code, out = run_study(tmp_path, study, tmp_path / "a.sqlite", before=JUMPS, workers=1)
+    assert code == 0, out
+    assert {outcome for _, outcome, _, _ in rows(tmp_path / "a.sqlite").values()} == {"not_reached"}
 
 
 def test_checkpoints_bring_a_run_back_to_the_bit(tmp_path):
@@ -275,6 +317,52 @@ def test_a_failure_can_be_tried_again(tmp_path):
     with Store(tmp_path / "a.sqlite") as store:
         assert store.retry("study", FAULTS) == 1
         assert store.progress("study") == {"waiting": 1, "not_reached": 1}
+
+
+USURPER = """
+from carryclip_lab import grid
+from carryclip_lab.store.store import Store
+
+def usurp(optimizer, spec):
+    with Store("a.sqlite") as store:
+        store.add(grid.load("other.toml"))
+"""
+
+
+def test_runs_that_another_study_of_the_name_has_driven_out_are_missed(tmp_path):
+    (tmp_path / "usurper.py").write_text(USURPER, encoding="utf-8")
+    study = study_file(tmp_path, 'seed = [0, 1, 2]\nepochs = 1\n[[grid]]\nmethod = "usurper:usurp"\n')
+    other = study.read_text().replace("[0, 1, 2]", "[7, 8]")
+    (tmp_path / "other.toml").write_text(other, encoding="utf-8")
+    code, out = run_study(tmp_path, study, tmp_path / "a.sqlite", workers=1)
+    assert code == 1, out
+    assert "2 runs are not done" in " ".join(out.split())
+
+
+def test_processes_that_work_together_say_what_they_leave_to_others(tmp_path, small, capsys):
+    with Store(tmp_path / "a.sqlite") as store:
+        store.add(grid.load(small))
+        assert len(store.take("study", "someone elsewhere", limit=8)) == 8
+    options = Options(engine="torchrun")
+    assert supervise([grid.load(small)], tmp_path / "a.sqlite", options, Console(), team=Team()) == 1
+    assert "8 runs are not done" in " ".join(capsys.readouterr().out.split())
+
+
+FULL = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))
+"""
+
+
+def test_a_full_disk_stops_a_study_and_changes_nothing(tmp_path, small):
+    code, out = run_study(tmp_path, small, tmp_path / "quiet.sqlite")
+    assert code == 0, out
+    code, out = run_study(tmp_path, small, tmp_path / "full.sqlite", before=FULL)
+    assert code != 0
+    assert "StoreError" in out
+    code, out = run_study(tmp_path, small, tmp_path / "full.sqlite")
+    assert code == 0, out
+    assert rows(tmp_path / "full.sqlite") == rows(tmp_path / "quiet.sqlite")
 
 
 MEETING = """

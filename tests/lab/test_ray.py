@@ -13,7 +13,7 @@ from carryclip_lab.store.store import Store
 HERE = Path(__file__).parents[1]
 ENVIRONMENT = {
     **os.environ,
-    "PYTHONPATH": str(HERE),
+    "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
     "OMP_NUM_THREADS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -110,6 +110,34 @@ def test_a_cluster_of_two_nodes_gives_the_same_rows(tmp_path, quiet, kill):
     assert ("killed a node" in out) == kill, out
     assert f"nodes {1 if kill else 2}" in out
     assert rows(tmp_path / "a.sqlite") == quiet
+
+
+LISTENING = """
+import os
+from carryclip_lab.engine.owners import new_owner
+from carryclip_lab.engine.settings import Options
+from carryclip_lab.engine.supervise import _engine
+from carryclip_lab.store.store import Store
+
+if __name__ == "__main__":
+    with Store("a.sqlite") as store:
+        _engine(store, new_owner(), Options(engine="ray"), None)
+        import ray
+        import psutil  # ray's own
+        assert ray.get(ray.remote(lambda: "worked").remote()) == "worked"
+        family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        ports = [port for each in family for port in each.net_connections("inet") if port.status == "LISTEN"]
+        print(len(ports) > 3, sorted({port.laddr.ip.removeprefix("::ffff:") for port in ports}))
+        print(os.environ["RAY_AUTH_MODE"])
+"""
+
+
+def test_a_cluster_that_is_started_here_listens_here_alone(tmp_path):
+    pytest.importorskip("ray", reason="the cluster engine is an extra: pip install 'carryclip[ray]'")
+    given = {name: value for name, value in ENVIRONMENT.items() if not name.startswith("RAY_A")}
+    command = [sys.executable, "-c", LISTENING]
+    done = subprocess.run(command, env=given, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    assert done.stdout.splitlines() == ["True ['127.0.0.1']", "token"], done.stderr
 
 
 def test_what_goes_wrong_on_a_cluster_is_an_outcome_too(tmp_path):

@@ -101,6 +101,17 @@ def test_methods_of_ones_own():
             load(path, "method")
 
 
+@pytest.mark.parametrize(
+    "region", ["Norm(1e999)", "Norm(1j)", "Norm(Norm(1))", "Component((1, 2))", "Adaptive(1e999, 1)", "Norm({1, 2})",
+               "Norm(b'x')", "Norm(...)", "Norm(-1)", "Norm('x')", "Adaptive(1, 2, min_radius=1e999)", "Norm(True)",
+               "Norm(nan)", "Component(0)", "Adaptive(1, 2, moments=Norm(1))", "Adaptive(1, 2, moments=EWMA(2))"],
+)  # fmt: skip
+def test_a_region_that_cannot_be_meant_is_refused(region):
+    text = f'name = "x"\ntier = "small"\n[[grid]]\nregion = "{region}"\ntask = "digits"\noptimizer = "sgd"\n'
+    with pytest.raises(ValueError, match=r"x\.toml, grid 1: "):
+        grid.read(f"{text}lr = 0.1\nbatch = 4\nepochs = 2\nseed = 0", "x.toml")
+
+
 def test_the_papers_study_is_whole():
     study = grid.load("cifar10-paper")
     assert len(study.specs) == len({spec.id for spec in study.specs}) == 30_750

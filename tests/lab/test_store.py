@@ -81,6 +81,24 @@ def test_leases_are_renewed_and_given_back(store):
     assert len(store.take("study", "other", limit=2)) == 2
 
 
+@pytest.mark.parametrize("jump", [25 * 3600.0, -25 * 3600.0])
+def test_a_clock_that_jumps_ends_no_lease(store, monkeypatch, jump):
+    store.add(study(specs(1), "study"))
+    store.take("study", "me")
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + jump)
+    assert store.take("study", "other") == []
+
+
+@pytest.mark.parametrize("later", [61.0, -1000.0])
+def test_a_lease_passes_with_time_and_with_a_restart_of_the_machine(store, monkeypatch, later):
+    store.add(study(specs(1), "study"))
+    store.take("study", "me")
+    real = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: real() + later)
+    assert len(store.take("study", "other")) == 1
+
+
 def test_claims_of_one_owner_are_kept_and_given_back_together(store):
     store.add(study(specs(3)))
     for number in range(2):

@@ -211,17 +211,18 @@ def plan(
 
 
 @app.command
-def status(*, store: str = STORE, watch: bool = False, failed: bool = False) -> int:
+def status(*, store: str = STORE, watch: bool = False, failed: bool = False, check: bool = False) -> int:
     """Say how far the studies of a store are.
 
     Args:
         store: the file.
         watch: go on until all is done.
         failed: instead, list the runs that failed, and why.
+        check: instead, see whether every run is still what was written when it was done.
     """
     from carryclip_lab.commands.status import main
 
-    return main(store, watch=watch, failed=failed)
+    return main(store, watch=watch, failed=failed, check=check)
 
 
 @app.command
@@ -295,6 +296,19 @@ def merge(into: str, /, *others: str) -> int:
     from carryclip_lab.store.export import merge as main
 
     return main(into, others)
+
+
+@app.command
+def backup(store: str, to: str, /) -> int:
+    """Copy a store to one file, also while runs are being written to it, where a plain copy would miss most of them.
+
+    Args:
+        store: the file with the results.
+        to: the copy; it must not be there yet.
+    """
+    from carryclip_lab.store.export import backup as main
+
+    return main(store, to)
 
 
 @app.command

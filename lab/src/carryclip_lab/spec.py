@@ -210,8 +210,14 @@ def _value(node: ast.expr) -> Any:
             near = hint(node.func.id, _WORDS, f"known are {', '.join(_WORDS)}.")
             raise ValueError(f"there is no {node.func.id}; {near}")
         named = {keyword.arg: _value(keyword.value) for keyword in node.keywords if keyword.arg is not None}
-        return getattr(carryclip, node.func.id)(*map(_value, node.args), **named)
-    return ast.literal_eval(node)
+        made = getattr(carryclip, node.func.id)(*map(_value, node.args), **named)
+        if any(isinstance(value, (Region, Policy)) for value in vars(made).values()):
+            raise ValueError(f"a {node.func.id} has no region or policy inside.")
+        return made
+    value = ast.literal_eval(node)
+    if not isinstance(value, (int, float, str)) or value in (math.inf, -math.inf):
+        raise ValueError(f"{ast.unparse(node)} is neither a number nor a word.")
+    return value
 
 
 def policy_of(carry: str) -> CarryPolicy:

@@ -1,6 +1,7 @@
 """Where results go: the folder a command writes to, and figures in it."""
 
 import csv
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ def make_folder(out: str, console: Console) -> Path | None:
     folder = Path(out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         complain(console, f"Cannot write to {folder}: {error.strerror}. Choose another folder with --out.")
         return None

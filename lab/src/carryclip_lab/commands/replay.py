@@ -23,6 +23,7 @@ def main(start: str, path: str, data: str | None = None) -> int:
     try:
         with Store(path, create=False) as store:
             run = find(store, start)
+            store.check(run)
             record = store.record_of(run)
             recorded = store.epochs(run)
     except StoreError as error:

@@ -16,6 +16,7 @@ from carryclip_lab import task as tasks
 from carryclip_lab.checks import check_keys
 from carryclip_lab.commands.output import complain, make_folder
 from carryclip_lab.data.unpack import DataError
+from carryclip_lab.engine.owners import free_the_dead
 from carryclip_lab.engine.settings import Options
 from carryclip_lab.spec import FIELDS, Spec, parse
 from carryclip_lab.store.database import StoreError
@@ -247,6 +248,7 @@ def _set_aside(path: Path, console: Console) -> None:
     if not path.exists():
         return
     with Store(path) as store:
+        free_the_dead(store)
         if store.owners():
             raise StoreError(f"Someone is at work on {path}; stop that first, or choose another --store.")
     aside = path.with_name(f"{path.stem}-until-{time.strftime('%Y%m%d-%H%M%S')}{path.suffix}")

@@ -15,20 +15,26 @@ from carryclip_lab.store.store import Store
 COLUMNS = ("waiting", "running", *OUTCOMES)
 
 
-def main(path: str, *, watch: bool, failed: bool, every: float = 2.0) -> int:
+def main(path: str, *, watch: bool, failed: bool, check: bool = False, every: float = 2.0) -> int:
     """Say once, or go on saying until all is done or Ctrl-C."""
     console = Console()
     try:
         with Store(path, create=False) as store:
             if failed:
                 return _failed(store, console)
+            if check:
+                store.check()
+                console.print("Every run that is done is as it was written.")
+                return 0
             if not watch:
                 console.print(overview(store))
                 return 0
-            with Live(overview(store), console=console, auto_refresh=False) as live:
-                while any(_unfinished(store, study) for study in store.studies()):
-                    time.sleep(every)
+        with Live(console=console, auto_refresh=False) as live:
+            while watch:
+                with Store(path, create=False) as store:  # anew, since who may only read has a copy
                     live.update(overview(store), refresh=True)
+                    watch = any(_unfinished(store, study) for study in store.studies())
+                time.sleep(every if watch else 0.0)
     except StoreError as error:
         complain(console, error)
         return 2

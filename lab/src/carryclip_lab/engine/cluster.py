@@ -38,7 +38,7 @@ class RayEngine:
         store: where runs come from and go to, on the driver's disk.
         owner: in whose name they are taken.
         setting: for the workers; its folders are the nodes' own.
-        address: of the cluster; None for one that is started here.
+        address: of the cluster; None for one that is started here, which listens on this machine alone.
         workers: tasks in flight; None for as many as the cluster has room for.
         gpus: share of a GPU for each.
         timeout: seconds that a run may take; None for what is usual for its task.
@@ -59,7 +59,7 @@ class RayEngine:
         self.workers, self.gpus, self.timeout = workers, gpus, timeout
         if not ray.is_initialized():
             quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-            ray.init(address=address, **quiet)
+            ray.init(address=address, include_dashboard=False if address is None else None, **quiet)
         options = {"num_cpus": setting.threads, "num_gpus": gpus, "max_retries": 0, "num_returns": "streaming"}
         self._task = ray.remote(_train).options(**options)
         self._check_room()

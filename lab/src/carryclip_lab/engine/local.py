@@ -1,15 +1,15 @@
 """Runs on this machine, in processes of a pebble pool: one that is killed costs its run a new start, no more."""
 
 import math
-import multiprocessing
 import os
 import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
 
 from pebble import CONSTS, ProcessExpired, ProcessPool
@@ -30,6 +30,21 @@ BREAKS = 5
 """Pools in a row that may break before one of their runs has ended."""
 FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT, int(signal.SIGTERM)}
 """Exit codes of workers that someone stopped; pebble's leave with a positive one when asked politely."""
+LEFT = 256
+"""What stands for an exit code of 0, which no worker should have before the pool is closed."""
+
+
+class _Worker(SpawnProcess):
+    """A worker whose departure is noticed: pebble takes 0 for a good end, and the run would wait for ever."""
+
+    @property
+    def exitcode(self) -> int | None:
+        code = super().exitcode
+        return LEFT if code == 0 else code
+
+
+class _Spawn(SpawnContext):
+    Process = _Worker
 
 
 class LocalEngine:
@@ -49,6 +64,7 @@ class LocalEngine:
         self.store, self.owner, self.setting = store, owner, setting
         self.workers, self.timeout = workers, timeout
         self._flying: dict[Future[None], tuple[Spec, str]] = {}
+        self._begun: dict[Future[None], float] = {}
         self._claims = Claims(store, owner)
         self._again: Counter[str] = Counter()
         self._landed = self._breaks = 0
@@ -64,6 +80,7 @@ class LocalEngine:
                     return
                 except BrokenProcessPool:  # a worker was killed while it had nothing to do
                     self._flying.clear()
+                    self._begun.clear()
                     self.store.give_back(self.owner)
             self._breaks = self._breaks + 1 if self._landed == before else 0
             if self._breaks >= BREAKS:
@@ -83,7 +100,9 @@ class LocalEngine:
             if self._flying:
                 done, _ = wait(self._flying, timeout=0.5, return_when=FIRST_COMPLETED)
                 for future in done:
-                    self._land(future, *self._flying.pop(future))
+                    self._begun.pop(future, None)
+                    self._land(future.exception(), *self._flying.pop(future))
+                self._stop_the_late()
             elif self.store.unfinished(study):
                 time.sleep(0.5)  # others are at work on the rest; should they die, it is for us
                 free_the_dead(self.store)
@@ -95,30 +114,37 @@ class LocalEngine:
             spec, claim = taken
             arguments = (spec.canonical, str(self.store.path.resolve()), claim, self.setting)
             try:
-                future = pool.schedule(work.run, args=arguments, timeout=limit_of(spec, self.timeout))
+                future = pool.schedule(work.run, args=arguments)
             except RuntimeError as error:  # what pebble says once its pool is broken
                 raise BrokenProcessPool(str(error)) from None
             self._flying[future] = taken
 
-    def _land(self, future: Future[None], spec: Spec, claim: str) -> None:
+    def _stop_the_late(self) -> None:
+        """By a clock that cannot be set, as that of pebble's own limits can."""
+        now = time.monotonic()
+        for future in [future for future in self._flying if future.running()]:
+            limit = limit_of(self._flying[future][0], self.timeout)
+            if limit is not None and now - self._begun.setdefault(future, now) > limit:
+                future.cancel()
+                del self._begun[future]
+                said = f"Stopped after {limit:g} s, the limit for a run."
+                self._end(*self._flying.pop(future), End("timeout", message=said))
+
+    def _land(self, error: BaseException | None, spec: Spec, claim: str) -> None:
         """A worker is through with a run, or through with itself."""
-        try:
-            future.result()
+        if isinstance(error, BrokenProcessPool):
+            raise error
+        if isinstance(error, ProcessExpired):
+            self._expired(spec, claim, error.exitcode)
+        elif error is not None:  # the store, not the run: training makes outcomes of its own errors
+            self._once_more(spec, claim, f"{type(error).__name__}: {error}", "crashed")
+        else:
             self._landed += 1
             if claim in self.store.owners():  # it ended without a word
                 self._once_more(spec, claim, "The worker ended without a result.", "crashed")
-        except TimeoutError:
-            limit = limit_of(spec, self.timeout)
-            self._end(spec, claim, End("timeout", message=f"Stopped after {limit:g} s, the limit for a run."))
-        except (CancelledError, BrokenProcessPool):
-            raise
-        except ProcessExpired as error:
-            self._expired(spec, claim, error.exitcode)
-        except Exception as error:  # the store, not the run: training makes outcomes of its own errors
-            self._once_more(spec, claim, f"{type(error).__name__}: {error}", "crashed")
 
     def _expired(self, spec: Spec, claim: str, code: int) -> None:
-        name = _signal_name(-code) if code < 0 else f"exit code {code}"
+        name = _signal_name(-code) if code < 0 else f"exit code {code % LEFT}"
         self._look_at_memory()
         if code == -signal.SIGKILL and time.monotonic() - self._oom_seen < 5.0:
             said = "The system killed the worker because memory ran out; take fewer workers, or more memory."
@@ -147,9 +173,8 @@ class LocalEngine:
 
     @contextmanager
     def _pool(self) -> Iterator[ProcessPool]:
-        context = multiprocessing.get_context("spawn")
         CONSTS.term_timeout = PATIENCE
-        pool = ProcessPool(self.workers, initializer=work.die_with_parent, initargs=(os.getpid(),), context=context)
+        pool = ProcessPool(self.workers, initializer=work.die_with_parent, initargs=(os.getpid(),), context=_Spawn())
         try:
             yield pool
             pool.close()

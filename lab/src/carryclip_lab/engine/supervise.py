@@ -1,6 +1,7 @@
 """The command behind ``carryclip reproduce STUDY``: take runs, have them done, survive what comes, say how it went."""
 
 import contextlib
+import os
 import signal
 import time
 from collections import Counter
@@ -30,7 +31,7 @@ def supervise(
     retry: bool = False,
     team: Any = None,
 ) -> int:
-    """Run studies to their end: 0 if all went well, 1 if runs failed, 130 if stopped.
+    """Run studies to their end: 0 if all went well, 1 if runs failed or were left to others, 130 if stopped.
 
     Args:
         studies: one after the other.
@@ -84,8 +85,14 @@ def _conclude(
         failed.update(str(record.outcome) for record in records if record.spec.id in wanted[study.name])
         progress = store.progress(study.name)
         console.print(f"{study.name}: {tally(progress)}; {duration(spent)}.", highlight=False, markup=False)
+    if undone := len(set().union(*wanted.values()) - store.done()):
+        complain(
+            console,
+            f"{undone} runs are not done: another command has taken them, or has put another study of the same name "
+            f"into {store.path}. The same command again does what is left.",
+        )
     if not failed:
-        return 0
+        return 1 if undone else 0
     said = ", ".join(f"{count} {fault}" for fault, count in failed.items())
     complain(
         console,
@@ -129,6 +136,10 @@ def _engine(store: Store, owner: str, options: Options, team: Any) -> Any:
 
         return TogetherEngine(store, owner, setting, team)
     if options.engine == "ray":
+        if options.address is None and "RAY_ADDRESS" not in os.environ:
+            # Before ray is imported: ports of one that is started here are for this machine, and for who has its token.
+            os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
         from carryclip_lab.engine.cluster import RayEngine
 
         return RayEngine(

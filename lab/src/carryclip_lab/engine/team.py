@@ -43,12 +43,12 @@ class Team:
         dist.broadcast_object_list(box, src=0)
         return box[0]
 
-    def report(self, end: End, error: Exception) -> None:
+    def report(self, end: End, error: BaseException) -> None:
         """Leave word of how the run ends of an error on this process, for the one that leads."""
         if not _of_another(error):
             _board().set(_REPORT, json.dumps(asdict(end)))
 
-    def reported(self, end: End, error: Exception) -> End | None:
+    def reported(self, end: End, error: BaseException) -> End | None:
         """How the run ends, by this process or by word of another; None if another one is just gone."""
         if not _of_another(error):
             return end
@@ -71,7 +71,7 @@ def _board() -> Any:
     return dist.distributed_c10d._get_default_store()
 
 
-def _of_another(error: Exception) -> bool:
+def _of_another(error: BaseException) -> bool:
     """Whether an error only says that another process is gone."""
     signs = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe")
     return isinstance(error, dist.DistError) or (

@@ -48,7 +48,7 @@ class TogetherEngine:
                             work.clear(spec, self.setting, event)
                 except StoppedError:
                     raise KeyboardInterrupt from None
-                except Exception as error:
+                except BaseException as error:
                     # Of the run itself it is how the run ends; of a process that died, the run goes on some day.
                     end = self.team.reported(work.failure(error), error)
                     if end is not None:
@@ -70,7 +70,7 @@ def follow(setting: Setting, team: Team) -> int:
                     pass
             except StoppedError:
                 return 130
-            except Exception as error:
+            except BaseException as error:
                 team.report(work.failure(error), error)
                 raise
     return 0

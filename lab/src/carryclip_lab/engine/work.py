@@ -74,18 +74,28 @@ def trained(
 
 def events(spec: Spec, setting: Setting, stop: Callable[[], bool] = lambda: False) -> Iterator[Epoch | Progress | End]:
     """What a run has to tell, its end in any case but a stop."""
-    try:
-        yield from trained(spec, setting, stop=stop)
-    except StoppedError:
-        raise
-    except (Exception, SystemExit) as error:  # a module of the user's may well try to exit
-        yield failure(error)
+    told: Iterator[Epoch | Progress | End] = trained(spec, setting, stop=stop)
+    while True:
+        try:
+            event = next(told)
+        except StopIteration:
+            return
+        except StoppedError:
+            raise
+        except BaseException as error:  # a method of the user's may raise whatever there is
+            if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                raise  # by someone at a keyboard; workers do not listen to it
+            event = failure(error)
+        yield event  # out here, since being closed is no error of the run
 
 
 def failure(error: BaseException) -> End:
-    """How a run ends of an error."""
-    told = "".join(traceback.format_exception(error))[-MESSAGE_LENGTH:]
-    return End("oom" if _out_of_memory(error) else "crashed", message=told)
+    """How a run ends of an error, told with the paths of modules, and not of the folders that someone has them in."""
+    told = "".join(traceback.format_exception(error))
+    for folder in sorted({*map(os.path.abspath, sys.path), os.getcwd()}, key=len, reverse=True):
+        told = told.replace(f"{folder.rstrip(os.sep)}{os.sep}", "")
+    told = told.replace(str(Path.home()), "~") if len(Path.home().parts) > 1 else told
+    return End("oom" if _out_of_memory(error) else "crashed", message=told[-MESSAGE_LENGTH:])
 
 
 def checkpoint_of(spec: Spec, setting: Setting) -> Path | None:

@@ -66,6 +66,7 @@ def build(
     folder.mkdir(parents=True, exist_ok=True)
     for study in studies:
         store.title(study)  # complain before drawing anything
+        store.check(study)
     shown = [read_theory(theory)] if theory else []
     shown += [section for study in dict.fromkeys(studies) for section in sections(store, study, folder, formats)]
     claims = lines(shown)

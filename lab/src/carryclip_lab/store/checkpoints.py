@@ -1,9 +1,10 @@
-"""A run that is half done, and the file it is in: written whole or not at all, read only if it is of this very run."""
+"""A run that is half done, and the file it is in: written whole or not at all, read only if whole and of this run."""
 
 import contextlib
 import os
 import uuid
 import warnings
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -35,17 +36,35 @@ def resumed(make: Callable[[], R], path: Path | None, state: dict[str, Any] | No
 
 
 def save(path: Path, spec: Spec, device: str, state: dict[str, Any]) -> None:
-    """Written aside, then put in its place. That it cannot be is no reason to stop."""
+    """Written aside, then put in its place; the one before is kept. That it cannot be is no reason to stop."""
     aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save({"made": _made(spec, device), **state}, aside)
+        _to_disk(aside)
+        if path.exists():
+            os.replace(path, before(path))
         os.replace(aside, path)
+        _to_disk(path.parent)
     except (OSError, RuntimeError) as error:  # torch says RuntimeError when the disk is full
         warnings.warn(f"The checkpoint {path} cannot be written: {error}.", stacklevel=2)
     finally:
         with contextlib.suppress(OSError):
             aside.unlink(missing_ok=True)
+
+
+def _to_disk(path: Path) -> None:
+    """Wait until a file, or what a folder lists, would survive a power cut."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def before(path: Path) -> Path:
+    """Where the last but one is, in case that the last is damaged."""
+    return path.with_name(f"{path.name}.before")
 
 
 def place(store: Path, spec: Spec) -> Path:
@@ -64,37 +83,49 @@ def folder(store: Path) -> Path:
 
 
 def read(path: Path, spec: Spec, device: str | None = None) -> dict[str, Any] | None:
-    """What was saved; None if there is nothing, if it is of another run, or if it cannot be read.
+    """What was saved last, or before that if the last is damaged; None if there is nothing that can be used.
 
     Args:
         path: the file.
         spec: of the run.
         device: on which it shall go on, by the same software; None to look at it anywhere.
     """
-    try:
-        state = torch.load(path, weights_only=True, map_location="cpu")
-        made = state.pop("made")
+    for file in (path, before(path)):
+        try:
+            state = _load(file)
+            made = state.pop("made")
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except Exception as error:  # torch names many kinds for a damaged file
+            _unreadable(file, error)
+            continue
         if made == _made(spec, device) if device is not None else made.startswith(f"{spec.canonical} "):
             return state
         if device is not None:
-            aside = path.with_name(f"{path.name}.aside")
-            os.replace(path, aside)
-            was, now = (text.removeprefix(f"{spec.canonical} ") for text in (made, _made(spec, device)))
-            warnings.warn(
-                f"{path} was made by another setup ({was}; now {now}), so the run starts anew; it is kept as "
-                f"{aside.name}.",
-                stacklevel=2,
-            )
+            _set_aside(file, *(text.removeprefix(f"{spec.canonical} ") for text in (made, _made(spec, device))))
         return None
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except Exception as error:  # torch names many kinds for a damaged file
-        _unreadable(path, error)
-        return None
+    return None
+
+
+def _load(path: Path) -> dict[str, Any]:
+    """What is in a file; its checksums are looked at first, which torch does not do."""
+    with zipfile.ZipFile(path) as archive:
+        if (damaged := archive.testzip()) is not None:
+            raise zipfile.BadZipFile(f"{damaged} in it is not what was written")
+    return torch.load(path, weights_only=True, map_location="cpu")
+
+
+def _set_aside(path: Path, was: str, now: str) -> None:
+    aside = path.with_name(f"{path.name}.aside")
+    os.replace(path, aside)
+    warnings.warn(
+        f"{path} was made by another setup ({was}; now {now}), so the run starts anew; it is kept as {aside.name}.",
+        stacklevel=3,
+    )
 
 
 def _unreadable(path: Path, error: Exception) -> None:
-    warnings.warn(f"The checkpoint {path} cannot be read, so the run starts anew: {error}.", stacklevel=3)
+    warnings.warn(f"The checkpoint {path} cannot be used, so the run starts anew, or earlier: {error}.", stacklevel=3)
 
 
 def _made(spec: Spec, device: str) -> str:

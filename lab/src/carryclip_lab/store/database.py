@@ -41,8 +41,9 @@ CREATE TABLE IF NOT EXISTS epochs (
 CREATE TABLE IF NOT EXISTS measures (
     run TEXT NOT NULL REFERENCES runs (id), epoch INTEGER NOT NULL, metrics TEXT NOT NULL, PRIMARY KEY (run, epoch)
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS digests (run TEXT PRIMARY KEY REFERENCES runs (id), digest TEXT NOT NULL) STRICT;
 """
-_TABLES = {"meta", "runs", "titles", "studies", "epochs", "measures"}
+_TABLES = {"meta", "runs", "titles", "studies", "epochs", "measures", "digests"}
 
 
 class StoreError(RuntimeError):
@@ -54,6 +55,7 @@ class Database:
 
     def __init__(self, path: str | Path, *, create: bool = True) -> None:
         self.path = Path(path)
+        self._files: dict[Path, tuple[int, int] | None] = {}
         if not create and not self.path.is_file():
             raise StoreError(f"There is no store {self.path}; carryclip reproduce makes one.")
         try:
@@ -63,11 +65,10 @@ class Database:
 
     def _open(self, create: bool) -> None:
         if self.path.is_file() and not _writable(self.path):
-            # For reading only: without its write-ahead log, which a store that was closed does not have.
-            self._db = sqlite3.connect(f"{self.path.absolute().as_uri()}?immutable=1", uri=True, isolation_level=None)
+            self._open_to_read()
             self._check_version(self._tables())
             return
-        self._db = sqlite3.connect(self.path, timeout=60.0, isolation_level=None)
+        self._connect(self.path.absolute().as_uri())
         tables = self._tables()
         if tables:
             self._check_version(tables)
@@ -82,6 +83,37 @@ class Database:
                     if statement.strip():
                         self._db.execute(statement)
                 self._db.execute("INSERT OR IGNORE INTO meta VALUES ('version', ?)", (str(VERSION),))
+        self._files = {file: _identity(file) for file in (self.path.absolute(), *self._beside()) if file.exists()}
+
+    def _connect(self, uri: str) -> None:
+        self._db = sqlite3.connect(uri, uri=True, timeout=60.0, isolation_level=None)
+        self._db.text_factory = lambda text: text.decode(errors="replace")  # what is damaged is to be shown, too
+
+    def _open_to_read(self) -> None:
+        """From a copy, in a file that is nobody's, since someone else may write at any time.
+
+        Beside a log it is read with that; without one as it is, and again if there is a log afterwards.
+        """
+        log = self._beside()[0]
+        error: sqlite3.Error = sqlite3.OperationalError("someone begins to write to it again and again")
+        self._connect("")
+        for _ in range(100):
+            way = "mode=ro" if log.exists() else "immutable=1"
+            try:
+                with contextlib.closing(sqlite3.connect(f"{self.path.absolute().as_uri()}?{way}", uri=True)) as source:
+                    source.backup(self._db)
+                if way == "mode=ro" or not log.exists():
+                    break
+            except sqlite3.DatabaseError as failed:
+                error = failed
+            time.sleep(0.05)
+        else:
+            raise error
+        self._db.execute("PRAGMA query_only = ON")
+
+    def _beside(self) -> list[Path]:
+        """What SQLite keeps beside the file while it is in use: its log, and an index to that."""
+        return [self.path.absolute().with_name(self.path.name + ending) for ending in ("-wal", "-shm")]
 
     def _tables(self) -> set[str]:
         return {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
@@ -112,12 +144,34 @@ class Database:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.close()
+        if isinstance(error, sqlite3.Error):
+            hint = " The file is damaged: go back to a copy of it (carryclip backup makes one)."
+            damaged = any(sign in str(error) for sign in ("malformed", "not a database", "no such"))
+            raise StoreError(f"{self.path} cannot be used: {error}.{hint if damaged else ''}") from None
+
+    def backup(self, to: Path) -> None:
+        """A copy in one file, whoever may be writing meanwhile."""
+        if to.exists():
+            raise StoreError(f"{to} is there already; choose another name.")
+        aside = to.with_name(f"{to.name}.part")
+        try:
+            with contextlib.closing(sqlite3.connect(aside)) as copy:
+                self._db.backup(copy)
+                copy.execute("PRAGMA journal_mode = DELETE")
+            aside.replace(to)
+        except (sqlite3.Error, OSError) as error:
+            raise StoreError(f"{to} cannot be written: {error}.") from None
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """All or nothing, and no other writer in between."""
+        if any(_identity(file) != known for file, known in self._files.items()):
+            raise StoreError(
+                f"{self.path}, or a file that SQLite keeps beside it (-wal, -shm), was removed or replaced while in "
+                "use; what was written last may be lost. Stop all commands that use it before you start one again."
+            )
         try:
             self._db.execute("BEGIN IMMEDIATE")
             yield self._db
@@ -130,3 +184,11 @@ class Database:
 
 def _writable(path: Path) -> bool:
     return os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
+
+
+def _identity(file: Path) -> tuple[int, int] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

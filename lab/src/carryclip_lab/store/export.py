@@ -52,6 +52,19 @@ def merge(into: str, others: Sequence[str]) -> int:
     return 0
 
 
+def backup(path: str, to: str) -> int:
+    """The command behind ``carryclip backup``."""
+    console = Console()
+    try:
+        with Store(path, create=False) as store:
+            store.backup(Path(to))
+    except StoreError as error:
+        complain(console, error)
+        return 2
+    console.print(f"Wrote {to}.", highlight=False, markup=False)
+    return 0
+
+
 def export(store: Store, folder: Path, kinds: Sequence[str] = ("csv", "parquet")) -> list[Path]:
     """Write ``runs`` and ``epochs`` in each format."""
     paths = []

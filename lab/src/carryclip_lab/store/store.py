@@ -7,65 +7,72 @@ after its lease went to another is refused, so that every run is accepted exactl
 import json
 import math
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from carryclip_lab.grid import Study
 from carryclip_lab.spec import Spec
-from carryclip_lab.store.database import Database, StoreError
-from carryclip_lab.store.records import Epoch, Outcome, Record
+from carryclip_lab.store.database import StoreError
+from carryclip_lab.store.records import FAULTS, Epoch, Outcome
+from carryclip_lab.store.results import COLUMNS, RECORD, RUNS, Results, belongs, some
 
 LEASE = 60.0
-"""Seconds for which a run belongs to whoever took it, unless renewed."""
+"""Seconds for which a run belongs to whoever took it, unless renewed: by the machine's clock that nobody sets."""
 
-_EPOCH = [field.name for field in fields(Epoch) if field.name != "metrics"]
-"""What every epoch has, by columns."""
-_RECORD = "runs.spec, state, outcome, reached, seconds, message, environment"
+LONGEST = 100
+"""Letters of a study's name, which folders of the report are named after."""
 _MINE = "(owner = :owner OR substr(owner, 1, length(:owner) + 1) = :owner || '/')"
-_RUNS = "studies JOIN runs ON runs.id = studies.run WHERE studies.name = ?"
 
 
-class Store(Database):
+class Store(Results):
     """A store on disk, made if it is not there. One object per thread."""
 
     def __init__(self, path: str | Path, *, create: bool = True) -> None:
         super().__init__(path, create=create)
-        self._chosen = _RUNS
-
-    # ------------------------------------------------------------------ taking and finishing runs
+        self._chosen = RUNS
 
     def add(self, study: Study) -> int:
         """Note the runs of a study; those that are there already are kept, whosever they are. How many are new.
 
         The study is what it is now: runs that its file no longer has leave it, and keep their results.
         """
+        if len(study.name.encode()) > LONGEST:
+            raise StoreError(f"The name of a study is at most {LONGEST} letters long: {study.name[:20]}...")
         rows = [(spec.id, spec.canonical) for spec in study.specs]
         with self._transaction() as db:
+            known = dict(db.execute("SELECT id, spec FROM runs"))
+            altered = {run: spec for run, spec in rows if known.get(run, spec) != spec and not belongs(run, known[run])}
+            if altered:
+                said = f"Specs had been altered in {self.path}, and are put right: {some([*altered])}."
+                warnings.warn(said, stacklevel=2)
             db.execute("INSERT OR REPLACE INTO titles VALUES (?, ?, ?)", (study.name, study.title, study.tier))
-            before = db.execute("SELECT count(*) FROM runs").fetchone()[0]
             db.executemany("INSERT OR IGNORE INTO runs (id, spec) VALUES (?, ?)", rows)
+            db.executemany("UPDATE runs SET spec = ? WHERE id = ?", [(spec, run) for run, spec in altered.items()])
             db.execute("DELETE FROM studies WHERE name = ?", (study.name,))
             places = [(study.name, position, run) for position, (run, _) in enumerate(rows)]
             db.executemany("INSERT INTO studies (name, position, run) VALUES (?, ?, ?)", places)
-            return db.execute("SELECT count(*) FROM runs").fetchone()[0] - before
+            return len(dict(rows).keys() - known.keys())
 
     def take(self, study: str, owner: str, *, limit: int = 1, lease: float = LEASE) -> list[Spec]:
         """Take runs that wait, or whose owner let its lease pass, in the study's order."""
-        now = time.time()
         with self._transaction() as db:
+            now = time.monotonic()  # in here, so that nobody else has a later one
             rows = db.execute(
                 f"SELECT runs.id, runs.spec FROM {self._chosen} AND "
-                "(runs.state = 'waiting' OR (runs.state = 'running' AND runs.lease < ?)) "
+                "(runs.state = 'waiting' OR (runs.state = 'running' AND runs.lease NOT BETWEEN ? AND ?)) "
                 "ORDER BY studies.position LIMIT ?",
-                (study, now, limit),
+                (study, now, now + LEASE, limit),  # one of a later time is from before the machine was started
             ).fetchall()
             mine = [(owner, now + lease, run) for run, _ in rows]
             query = "UPDATE runs SET state = 'running', owner = ?, lease = ?, message = NULL WHERE id = ?"
             db.executemany(query, mine)
-        return [Spec.from_canonical(spec) for _, spec in rows]
+        specs = {run: Spec.from_canonical(text) for run, text in rows if belongs(run, text)}
+        left = [spec for run, spec in specs.items() if spec.id == run]
+        for run in {run for run, _ in rows} - {spec.id for spec in left}:
+            self.finish(run, owner, "crashed", message=f"Its spec was altered in {self.path}; --retry puts it right.")
+        return left or (self.take(study, owner, limit=limit, lease=lease) if rows else [])
 
     def restrict(self, runs: Iterable[str] | None) -> None:
         """Take none but these from now on; None for all again. Other users of the file are not affected."""
@@ -73,21 +80,24 @@ class Store(Database):
         with self._transaction() as db:
             db.execute("DELETE FROM wanted")
             db.executemany("INSERT INTO wanted VALUES (?)", [(run,) for run in runs or ()])
-        self._chosen = _RUNS if runs is None else f"{_RUNS} AND runs.id IN (SELECT run FROM wanted)"
+        self._chosen = RUNS if runs is None else f"{RUNS} AND runs.id IN (SELECT run FROM wanted)"
 
     def unfinished(self, study: str) -> int:
         """How many runs that may be taken wait or run."""
         return self._db.execute(f"SELECT count(*) FROM {self._chosen} AND runs.state != 'done'", (study,)).fetchone()[0]
 
     def retry(self, study: str, outcomes: Sequence[Outcome]) -> int:
-        """Let runs that may be taken wait again if they ended so; how many that are."""
-        marks = ", ".join("?" * len(outcomes))
+        """Let runs that may be taken wait again if they ended so, or are damaged; how many that are."""
+        runs = {*self.damaged(study), *(self.done() - self.done(but=outcomes))}
         with self._transaction() as db:
             query = (
                 "UPDATE runs SET state = 'waiting', outcome = NULL, reached = NULL, seconds = NULL, message = NULL, "
-                f"environment = NULL WHERE outcome IN ({marks}) AND id IN (SELECT runs.id FROM {self._chosen})"
+                "environment = NULL WHERE id = ?"
             )
-            return db.execute(query, (*outcomes, study)).rowcount
+            again = [row for row in db.execute(f"SELECT runs.id FROM {self._chosen}", (study,)) if row[0] in runs]
+            db.executemany(query, again)
+            db.executemany("DELETE FROM digests WHERE run = ?", again)
+            return len(again)
 
     def owners(self) -> list[str]:
         """All that have taken runs and not finished them."""
@@ -98,7 +108,7 @@ class Store(Database):
         """Keep what ``owner``, or ``owner/...``, has taken; how many runs that are."""
         with self._transaction() as db:
             query = f"UPDATE runs SET lease = :lease WHERE {_MINE} AND state = 'running'"
-            return db.execute(query, {"lease": time.time() + lease, "owner": owner}).rowcount
+            return db.execute(query, {"lease": time.monotonic() + lease, "owner": owner}).rowcount
 
     def give_back(self, owner: str) -> int:
         """Let others have what ``owner``, or ``owner/...``, has taken and not finished; how many runs that are."""
@@ -123,7 +133,7 @@ class Store(Database):
 
     def record(self, run: str, owner: str, epoch: Epoch) -> bool:
         """Write one epoch; False, and nothing written, if the run is not the owner's."""
-        row = {name: _storable(getattr(epoch, name)) for name in _EPOCH}
+        row = {name: _storable(getattr(epoch, name)) for name in COLUMNS}
         names = ", ".join(row)
         marks = ", ".join(f":{name}" for name in row)
         with self._transaction() as db:
@@ -163,119 +173,43 @@ class Store(Database):
                 "lease = NULL, seconds = (SELECT sum(seconds) FROM epochs WHERE run = runs.id) WHERE id = ?",
                 (outcome, reached, message, told, run),
             )
+            db.execute("INSERT OR REPLACE INTO digests VALUES (?, ?)", (run, self._digest(run)))
             return True
 
     def _owns(self, run: str, owner: str) -> bool:
         row = self._db.execute("SELECT owner, state FROM runs WHERE id = ?", (run,)).fetchone()
         return row == (owner, "running")
 
-    # ------------------------------------------------------------------ reading
-
-    def studies(self) -> list[str]:
-        """Names of all studies."""
-        return [name for (name,) in self._db.execute("SELECT DISTINCT name FROM studies ORDER BY name")]
-
-    def title(self, study: str) -> tuple[str, str]:
-        """Title and tier of a study."""
-        row = self._db.execute("SELECT title, tier FROM titles WHERE name = ?", (study,)).fetchone()
-        if row is None:
-            known = ", ".join(self.studies()) or "none yet"
-            raise StoreError(f"{self.path} has no study {study!r}; it has {known}.")
-        return row
-
-    def progress(self, study: str) -> Counter[str]:
-        """How many runs wait, run, and ended in which way."""
-        query = (
-            "SELECT coalesce(runs.outcome, runs.state), count(*) FROM studies JOIN runs ON runs.id = studies.run "
-            "WHERE studies.name = ? GROUP BY 1"
-        )
-        return Counter(dict(self._db.execute(query, (study,))))
-
-    def done(self, but: Sequence[Outcome] = ()) -> set[str]:
-        """Ids of all runs that are done, except those that ended so."""
-        rows = self._db.execute("SELECT id, outcome FROM runs WHERE state = 'done'")
-        return {run for run, outcome in rows if outcome not in but}
-
-    def under_way(self) -> dict[str, tuple[int, str]]:
-        """How many epochs each run that is running has behind it, and what it says about the present one."""
-        query = (
-            "SELECT runs.id, coalesce((SELECT max(epoch) FROM epochs WHERE run = runs.id), 0), coalesce(message, '') "
-            "FROM runs WHERE state = 'running'"
-        )
-        return {run: (epochs, said) for run, epochs, said in self._db.execute(query)}
-
-    def records(self, study: str, outcomes: Sequence[Outcome] | None = None) -> Iterator[Record]:
-        """The runs of a study in its order: all, or those that ended so."""
-        wanted = "" if outcomes is None else f" AND outcome IN ({', '.join('?' * len(outcomes))})"
-        query = f"SELECT {_RECORD} FROM {_RUNS}{wanted} ORDER BY studies.position"
-        for row in self._db.execute(query, (study, *(outcomes or ()))):
-            yield _read(row)
-
-    def record_of(self, run: str) -> Record:
-        """One run by its id."""
-        return _read(self._db.execute(f"SELECT {_RECORD} FROM runs WHERE id = ?", (run,)).fetchone())
-
-    def find(self, start: str) -> list[str]:
-        """Ids that start so."""
-        query = "SELECT id FROM runs WHERE substr(id, 1, length(?)) = ? ORDER BY id"
-        return [run for (run,) in self._db.execute(query, (start, start))]
-
-    def epochs(self, run: str) -> list[Epoch]:
-        """What was written of a run, epoch by epoch."""
-        query = f"SELECT {', '.join(_EPOCH)} FROM epochs WHERE run = ? ORDER BY epoch"
-        found = [Epoch(*row) for row in self._db.execute(query, (run,))]
-        if self._measured:
-            more = dict(self._db.execute("SELECT epoch, metrics FROM measures WHERE run = ?", (run,)))
-            found = [replace(each, metrics=json.loads(more.get(each.epoch, "{}"))) for each in found]
-        return found
-
-    @property
-    def _measured(self) -> bool:
-        """Whether there can be more than the usual columns: an old file that cannot be written has no table for it."""
-        return "measures" in self._tables()
-
-    def _all_of(self, table: str, run: str) -> list[tuple[Any, ...]]:
-        return self._db.execute(f"SELECT * FROM {table} WHERE run = ?", (run,)).fetchall()
-
-    # ------------------------------------------------------------------ together
-
     def merge(self, other: "Store") -> tuple[int, int]:
         """Take over the studies, runs and results of another store: (runs new here, results new here).
 
-        A result that is here already stays: runs are deterministic, and the first is as good as the second.
+        A result that is here already stays: runs are deterministic, and the first is as good as the second. A fault
+        makes way for a result.
         """
+        other.check()
         with self._transaction() as db:
             new = results = 0
-            for run, *row in other._db.execute(
-                "SELECT id, spec, state, outcome, reached, seconds, message, environment FROM runs"
-            ).fetchall():
-                new += db.execute("INSERT OR IGNORE INTO runs (id, spec) VALUES (?, ?)", (run, row[0])).rowcount
-                if (
-                    row[1] != "done"
-                    or db.execute("SELECT state FROM runs WHERE id = ?", (run,)).fetchone()[0] == "done"
-                ):
+            here = dict(db.execute("SELECT id, outcome FROM runs"))
+            for run, spec, state, *end in other._db.execute(f"SELECT {RECORD} FROM runs").fetchall():
+                new += db.execute("INSERT OR IGNORE INTO runs (id, spec) VALUES (?, ?)", (run, spec)).rowcount
+                kept = here.get(run)
+                if state != "done" or (kept is not None and (kept not in FAULTS or end[0] in FAULTS)):
                     continue
                 results += 1
                 db.execute(
                     "UPDATE runs SET state = 'done', outcome = ?, reached = ?, seconds = ?, message = ?, "
                     "environment = ?, owner = NULL, lease = NULL WHERE id = ?",
-                    (*row[2:], run),
+                    (*end, run),
                 )
-                for table, width in (("epochs", len(_EPOCH) + 1), ("measures", 3)):
+                for table, width in (("epochs", len(COLUMNS) + 1), ("measures", 3), ("digests", 2)):
                     db.execute(f"DELETE FROM {table} WHERE run = ?", (run,))
-                    lines = [] if table == "measures" and not other._measured else other._all_of(table, run)
-                    db.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * width)})", lines)
+                    marks = ", ".join("?" * width)
+                    db.executemany(f"INSERT INTO {table} VALUES ({marks})", other._all_of(table, run))
             for row in other._db.execute("SELECT name, title, tier FROM titles").fetchall():
                 db.execute("INSERT OR IGNORE INTO titles VALUES (?, ?, ?)", row)
             for name, position, run in other._db.execute("SELECT name, position, run FROM studies").fetchall():
                 db.execute("INSERT OR IGNORE INTO studies VALUES (?, ?, ?)", (name, position, run))
         return new, results
-
-
-def _read(row: Sequence[Any]) -> Record:
-    spec, state, outcome, reached, seconds, message, environment = row
-    told = json.loads(environment or "{}")
-    return Record(Spec.from_canonical(spec), state, outcome, reached, seconds, message, told)
 
 
 def _storable(value: Any) -> Any:

@@ -12,8 +12,8 @@ import warnings
 from pathlib import Path
 
 import pytest
-
 import torch
+
 from carryclip_lab.cli import app
 from carryclip_lab.grid import Study
 from carryclip_lab.spec import Spec

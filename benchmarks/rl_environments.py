@@ -61,6 +61,7 @@ class Bandit(Rooms):
     """
 
     rooms = 2
+    length = 4
 
     def begin(self, which: np.ndarray) -> None:
         """Any room."""
@@ -73,7 +74,13 @@ class Bandit(Rooms):
         lucky = self.np_random.random(self.num_envs) < 0.0025
         self.pulls += 1
         self.room = self.np_random.integers(2, size=self.num_envs)
-        return sure + 200.0 * lucky, sure + 0.5, self.pulls == 4
+        return sure + 200.0 * lucky, sure + 0.5, self.pulls == self.length
+
+
+class Lottery(Bandit):
+    """The bandit with episodes of one pull: the environment of ``examples/sb3_ppo.py``."""
+
+    length = 1
 
 
 class Chain(Rooms):

@@ -90,8 +90,8 @@ class RewardCarry:
         last = np.asarray(ended)
         if given.shape != self.carry.shape or last.shape != self.carry.shape:
             raise ValueError(
-                f"RewardCarry: expected {self.num_envs} rewards and {self.num_envs} flags, got shapes {given.shape} and "
-                f"{last.shape}. Pass num_envs={given.size} when you make it."
+                f"RewardCarry: expected {self.num_envs} rewards and {self.num_envs} flags, got shapes {given.shape} "
+                f"and {last.shape}. Pass num_envs={given.size} when you make it."
             )
         if last.dtype != bool:
             raise TypeError(f"RewardCarry: ended must be an array of bool, got {last.dtype}: terminated | truncated.")
@@ -146,8 +146,8 @@ class RewardCarry:
         for name in ("radius", "discount", "cap", "flush"):
             if state[name] != mine[name]:
                 raise ValueError(
-                    f"RewardCarry: the state was saved with {name}={state[name]!r}, this one has {name}={mine[name]!r}. "
-                    f"Make it with {name}={state[name]!r}, or start without the state."
+                    f"RewardCarry: the state was saved with {name}={state[name]!r}, this one has "
+                    f"{name}={mine[name]!r}. Make it with {name}={state[name]!r}, or start without the state."
                 )
         carry, dropped = np.array(state["carry"], np.float64), np.array(state["dropped"], np.float64)
         if carry.shape != self.carry.shape or dropped.shape != self.carry.shape:
@@ -222,10 +222,10 @@ def _cap(radius: float, discount: float, cap: float | None) -> float:
     if cap is None:
         return unpayable / 2
     _checks.number("RewardCarry", "cap", cap, low_open=True)
-    if discount < 1.0 and cap >= unpayable:
+    if discount < 1.0 and cap >= unpayable * (1.0 - 1e-9):  # 1/(1 - 0.9) is a little above 10
         raise ValueError(
-            f"RewardCarry: cap must be below radius/(1 - discount) = {unpayable:g}, got {cap:g}: the interest on a larger "
-            "carry exceeds the radius, so it would grow without end. Use a larger radius, or discount=1.0."
+            f"RewardCarry: cap must be below radius/(1 - discount) = {unpayable:g}, got {cap:g}: the interest on a "
+            "larger carry exceeds the radius, so it would grow without end. Use a larger radius, or discount=1.0."
         )
     return float(cap)
 
@@ -238,6 +238,6 @@ def _check_finite(owner: str, rewards: Array) -> None:
     if bad.size:
         where, value = int(bad[0]), rewards[bad[0]]
         raise ValueError(
-            f"{owner}: the reward of environment {where} is {value}; rewards must be finite. The carry is as it was before "
-            "this step. Correct the environment, or replace the reward before it gets here."
+            f"{owner}: the reward of environment {where} is {value}; rewards must be finite. The carry is as it was "
+            "before this step. Correct the environment, or replace the reward before it gets here."
         )

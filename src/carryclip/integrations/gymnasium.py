@@ -56,7 +56,7 @@ class ClipRewardWithCarry(gymnasium.Wrapper, RecordConstructorArgs):
         self.rewards = RewardCarry(radius, discount=discount, cap=cap, flush=flush)
         self.observe = observe
         if observe:
-            self.observation_space = _with_carry(env.observation_space)
+            self.observation_space = _with_carry(env.observation_space, self.rewards.cap / self.rewards.radius)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode, which owes nothing; what an unfinished one was owed is dropped."""
@@ -119,7 +119,7 @@ class VectorClipRewardWithCarry(VectorWrapper, RecordConstructorArgs):
         RecordConstructorArgs.__init__(self, radius=radius, discount=discount, cap=cap, flush=flush)
         if not isinstance(env, VectorEnv):
             raise TypeError(
-                f"VectorClipRewardWithCarry needs a vector environment, got {type(env).__name__}. A single one is wrapped "
+                f"VectorClipRewardWithCarry needs a vector environment, got {type(env).__name__}. Wrap a single one "
                 "with ClipRewardWithCarry, and those of Stable-Baselines3 one by one before they are put together."
             )
         VectorWrapper.__init__(self, env)
@@ -149,12 +149,12 @@ class VectorClipRewardWithCarry(VectorWrapper, RecordConstructorArgs):
         self.rewards.load_state_dict(state)
 
 
-def _with_carry(space: Any) -> Box:
-    """The space of observations with the carry appended."""
+def _with_carry(space: Any, most: float) -> Box:
+    """The space of observations with the carry appended, of at most ``most`` radii."""
     if not isinstance(space, Box) or len(space.shape) != 1 or not np.issubdtype(space.dtype, np.floating):
         raise TypeError(
-            f"ClipRewardWithCarry: observe=True needs one-dimensional float observations, got {space}. Flatten them first "
-            "(gymnasium.wrappers.FlattenObservation), or hand info['reward_carry'] to the learner yourself."
+            f"ClipRewardWithCarry: observe=True needs one-dimensional float observations, got {space}. Flatten them "
+            "first (gymnasium.wrappers.FlattenObservation), or hand info['reward_carry'] to the learner yourself."
         )
-    low, high = np.append(space.low, -np.inf), np.append(space.high, np.inf)
+    low, high = np.append(space.low, -most), np.append(space.high, most)
     return Box(low.astype(space.dtype), high.astype(space.dtype), dtype=space.dtype.type)

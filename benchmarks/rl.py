@@ -244,17 +244,18 @@ def read() -> dict[Run, dict[str, float]]:
     return {(a, b, c): found for a, b, c, found in json.loads(RESULTS.read_text(encoding="utf-8"))}
 
 
-def run_missing() -> None:
-    """Make the runs that are missing, and keep each."""
-    results = read()
-    missing = [key for key in runs() if key not in results]
+def run_missing(seeds: list[int]) -> None:
+    """Make the runs of ``seeds`` that are missing, and keep each; several processes may each do some seeds."""
+    known = read()
+    missing = [key for key in runs() if key[2] in seeds and key not in known]
     begun = time.monotonic()
     for done, key in enumerate(missing, 1):
-        results[key] = trial(*key)
+        found = trial(*key)
+        results = read() | {key: found}
         rows = ",\n".join(json.dumps([*one, results[one]]) for one in sorted(results))
         RESULTS.write_text(f"[\n{rows}\n]\n", encoding="utf-8")
         left = (time.monotonic() - begun) / done * (len(missing) - done) / 60
-        print(f"{done} of {len(missing)} runs, about {left:.0f} minutes left: {key} {results[key]}", flush=True)
+        print(f"{done} of {len(missing)} runs, about {left:.0f} minutes left: {key} {found}", flush=True)
 
 
 class Interval(NamedTuple):
@@ -363,6 +364,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="one short seed of everything, kept nowhere")
     parser.add_argument("--show", action="store_true", help="run nothing, only print the tables")
     parser.add_argument("--write", action="store_true", help="run nothing, only fill the page with the tables")
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(SEEDS)), help="make only the runs of these")
     given = parser.parse_args()
     if given.smoke:
         smoke()
@@ -371,7 +373,7 @@ def main() -> None:
         PAGE.write_text(write_page(read()), encoding="utf-8")
         return
     if not given.show:
-        run_missing()
+        run_missing(given.seeds)
     print(table(read()))
 
 

@@ -125,9 +125,7 @@ class VectorClipRewardWithCarry(VectorWrapper, RecordConstructorArgs):
         VectorWrapper.__init__(self, env)
         self.rewards = RewardCarry(radius, env.num_envs, discount=discount, cap=cap, flush=flush)
 
-    def reset(
-        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin episodes in all environments, or in those of ``options["reset_mask"]``."""
         mask = None if options is None else options.get("reset_mask")  # Gymnasium takes it out of the options
         observations, infos = self.env.reset(seed=seed, options=options)

@@ -27,6 +27,7 @@ suggested; the rules stayed.
 """
 
 import argparse
+import fcntl
 import json
 import math
 import sys
@@ -245,17 +246,25 @@ def read() -> dict[Run, dict[str, float]]:
 
 
 def run_missing(seeds: list[int]) -> None:
-    """Make the runs of ``seeds`` that are missing, and keep each; several processes may each do some seeds."""
-    known = read()
-    missing = [key for key in runs() if key[2] in seeds and key not in known]
-    begun = time.monotonic()
+    """Make the runs of ``seeds`` that are missing, and keep each; several processes may work side by side."""
+    missing = [key for key in runs() if key[2] in seeds and key not in read()]
     for done, key in enumerate(missing, 1):
-        found = trial(*key)
+        if key in read():  # another process has made it
+            continue
+        begun = time.monotonic()
+        keep(key, trial(*key))
+        print(f"{done} of {len(missing)} runs: {key}, {time.monotonic() - begun:.0f} seconds", flush=True)
+
+
+def keep(key: Run, found: dict[str, float]) -> None:
+    """Add a run to the file, which another process may be writing to."""
+    with open(__file__, encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         results = read() | {key: found}
         rows = ",\n".join(json.dumps([*one, results[one]]) for one in sorted(results))
-        RESULTS.write_text(f"[\n{rows}\n]\n", encoding="utf-8")
-        left = (time.monotonic() - begun) / done * (len(missing) - done) / 60
-        print(f"{done} of {len(missing)} runs, about {left:.0f} minutes left: {key} {found}", flush=True)
+        fresh = RESULTS.with_suffix(".new")
+        fresh.write_text(f"[\n{rows}\n]\n", encoding="utf-8")
+        fresh.replace(RESULTS)
 
 
 class Interval(NamedTuple):

@@ -289,11 +289,15 @@ class Judge:
 
     def __init__(self, results: dict[Run, dict[str, float]]) -> None:
         self.results = results
-        self.seeds = [seed for seed in range(SEEDS) if all(key in results for key in runs(SEEDS) if key[2] == seed)]
+
+    def seeds(self, environment: str) -> list[int]:
+        """Those with which every method of the environment has run: methods are compared seed by seed."""
+        wanted = methods(environment)
+        return [seed for seed in range(SEEDS) if all((environment, one, seed) in self.results for one in wanted)]
 
     def values(self, environment: str, method: str, what: str) -> np.ndarray:
         """Of the seeds that are complete."""
-        return np.array([self.results[environment, method, seed][what] for seed in self.seeds])
+        return np.array([self.results[environment, method, seed][what] for seed in self.seeds(environment)])
 
     def off(self, environment: str, method: str) -> float:
         """How far from 1 the mean calibration is."""
@@ -327,13 +331,15 @@ class Judge:
 def table(results: dict[Run, dict[str, float]]) -> str:
     """The tables as Markdown, and the verdicts."""
     judge = Judge(results)
-    if not judge.seeds:
-        return "No seed is complete yet."
+    if not all(judge.seeds(environment) for environment in SETTINGS):
+        return "Some environments have no complete seed yet."
+    made = len(results)
+    whole = "" if made == len(runs()) else f" {made} of {len(runs())} runs have been made; the others are missing."
     lines = [
-        f"Mean over {len(judge.seeds)} seeds and 95 % interval. A true critic has calibration 1.",
+        f"Mean over seeds and 95 % interval. A true critic has calibration 1.{whole}",
         "",
-        "| environment | gradients | rewards | calibration | error of the value | return |",
-        "|---|---|---|---|---|---|",
+        "| environment | seeds | gradients | rewards | calibration | error of the value | return |",
+        "|---|---|---|---|---|---|---|",
     ]
     for environment in SETTINGS:
         for method in methods(environment):
@@ -341,7 +347,9 @@ def table(results: dict[Run, dict[str, float]]) -> str:
             cells = [
                 str(interval(judge.values(environment, method, what))) for what in ("calibration", "error", "return")
             ]
-            lines.append(f"| {environment} | {gradients} | {rewards} | {' | '.join(cells)} |")
+            lines.append(
+                f"| {environment} | {len(judge.seeds(environment))} | {gradients} | {rewards} | {' | '.join(cells)} |"
+            )
     lines.append("")
     for ours in ("default", "default, Quantile(0.9)"):
         said = "; ".join(judge.critic(environment, ours) for environment in RARE)

@@ -171,7 +171,7 @@ def reproduce(
 
 FIGURES = (
     "theory", "aliasing", "quadratics", "bias", "carry-bounds", "adaptive-bounds", "regret", "norm-carry", "wind-up",
-    "corrupted-rank",
+    "non-convex", "recorded", "corrupted-rank",
 )  # fmt: skip
 
 

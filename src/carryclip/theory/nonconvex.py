@@ -167,8 +167,8 @@ def any_norm_radius(
     """Mean over t of E min(||grad f(x_t)||, gamma)² for norm clipping with noise and *any* radius; no dimension.
 
     1.2·(gap/(eta·T) + eta·L·gamma·(gamma/2 + R + p) + gamma·(R + 2·p + 2.3·Q)/T), where Q = M + B + gamma,
-    R = (64·Q²/gamma)·(1 + log T) + Q and p = (64·Q²/gamma)·log(1 + exp(-R·gamma/(64·Q²))). The 64 is an artefact of the
-    proof. For the full carry.
+    R = (64·Q²/gamma)·(1 + log T) + Q and p = (64·Q²/gamma)·log(1 + exp(-R·gamma/(64·Q²))). The constants are
+    the proof's, far from sharp. For the full carry.
 
     Args:
         steps: T >= 2.

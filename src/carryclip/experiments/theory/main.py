@@ -13,7 +13,7 @@ from carryclip import __version__
 from carryclip.experiments import corrupted
 from carryclip.experiments.claims import Claim
 from carryclip.experiments.output import make_folder, save_figure, save_rows
-from carryclip.experiments.theory import aliasing, bias, norm, quadratics, regret, sweeps, windup
+from carryclip.experiments.theory import aliasing, bias, nonconvex, norm, quadratics, recorded, regret, sweeps, windup
 from carryclip.experiments.theory.study import Result, Scale, Study
 
 STUDIES: dict[str, Study] = {
@@ -25,6 +25,8 @@ STUDIES: dict[str, Study] = {
     "regret": regret.STUDY,
     "norm-carry": norm.STUDY,
     "wind-up": windup.STUDY,
+    "non-convex": nonconvex.STUDY,
+    "recorded": recorded.STUDY,
 }
 
 ALONE: dict[str, Study] = {"corrupted-rank": corrupted.STUDY}

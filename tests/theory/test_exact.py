@@ -1,11 +1,11 @@
-"""What holds step by step for every sequence: descent for any policy and region, energy, momentum as a linear filter."""
+"""What holds step by step for every sequence: descent for any policy and region, energy, momentum as a filter."""
 
 import numpy as np
 import pytest
-from theory.lanes import Lanes, norms
 
 from carryclip import Capped, Component, Drip, Gated, Leaky, Norm, reference
 from carryclip.theory import nonconvex
+from theory.lanes import Lanes, norms
 
 KEEPING = [True, False, Capped(3), Leaky(0.9), Gated(decay=0.8, cap=5)]
 """Policies that keep a part of what was cut."""

@@ -1,12 +1,15 @@
 """Bounds for smooth objectives that are not convex: step by step, against simulation, and the law of wind-up."""
 
+import inspect
+import itertools
+
 import numpy as np
 import pytest
-from theory.lanes import POINTS, SEEDS, Lanes, dominates, norms, on_average
 
 from carryclip import Capped, Component, Norm
 from carryclip.theory import bounds, nonconvex
 from carryclip.theory.noise import Rare
+from theory.lanes import POINTS, SEEDS, Lanes, dominates, norms, on_average
 
 
 def ripples(x):
@@ -43,7 +46,12 @@ def drifts(cap=None, count=40_000, weaker=1.0):
     pick = rng.integers(0, 4, count)
     mean = radius * np.choose(
         pick,
-        [rng.uniform(-1, 1, count), rng.uniform(-5, 5, count), rng.uniform(0.8, 1.1, count), 10 ** rng.uniform(-3, 3, count)],
+        [
+            rng.uniform(-1, 1, count),
+            rng.uniform(-5, 5, count),
+            rng.uniform(0.8, 1.1, count),
+            10 ** rng.uniform(-3, 3, count),
+        ],
     )
     carry = np.choose(
         rng.integers(0, 4, count),
@@ -102,7 +110,9 @@ def test_the_potential_of_a_norm_falls_at_any_radius(dimension):
     mean *= (size * rng.choice([0.1, 0.5, 1.0], count) / norms(mean))[:, None]
     held = mean * np.minimum(1.0, 1.0 / norms(mean))[:, None]
     along = rng.normal(size=(count, dimension)) + mean * rng.choice([-20.0, 0.0, 20.0], (count, 1)) / size[:, None]
-    places = np.stack([3 * largest * rng.random(count), start * rng.uniform(0.5, 2, count), reach * rng.uniform(0, 2, count)])
+    places = np.stack(
+        [3 * largest * rng.random(count), start * rng.uniform(0.5, 2, count), reach * rng.uniform(0, 2, count)]
+    )
     carry = along / norms(along)[:, None] * np.choose(rng.integers(0, 3, count), places)[:, None]
     total = carry + mean + noise
     update = total * np.minimum(1.0, 1.0 / norms(total))[..., None]
@@ -142,7 +152,9 @@ def test_any_radius(policy):
     given = {"radius": radius, "noise_bound": noise.bound, "proxy": noise.proxy, "steps": steps}
     cap = nonconvex.free_cap(**given)
     chosen = True if policy == "full" else Capped(float(cap.max()))
-    seen = stationarity(Component(radius), chosen, rate, noise, start, steps, lambda m: (np.clip(m, -radius, radius) ** 2).sum(-1))
+    seen = stationarity(
+        Component(radius), chosen, rate, noise, start, steps, lambda m: (np.clip(m, -radius, radius) ** 2).sum(-1)
+    )
     gap = ripples(start[:, 0])[0] + 0.75
     bound = nonconvex.any_radius(lr=rate[:, 0, 0], smoothness=4.0, gap=gap, **given)
     dominates(seen, bound, noticed={"full": 0.2, "capped": 0.05}[policy])
@@ -205,7 +217,7 @@ def test_between_turning_points_f_falls_by_radius_times_distance():
     seen = turns(lambda x: x**3, 3.0, 1e-3, 1.0, 3)
     law = nonconvex.turning_points(lambda x: x**4 / 4, 3.0, radius=1.0, count=3)
     assert seen == pytest.approx(law, abs=0.02)
-    for here, there in zip(law, law[1:], strict=False):
+    for here, there in itertools.pairwise(law):
         assert (here**4 - there**4) / 4 == pytest.approx(abs(here - there), rel=1e-9)
     assert nonconvex.turning_points(lambda x: x**2 / 2, 0.5, radius=1.0) == [0.5], "within the radius nothing winds up"
 
@@ -227,8 +239,6 @@ def test_between_turning_points_f_falls_by_radius_times_distance():
     ],
 )
 def test_outside_its_conditions_a_bound_names_the_condition(name, change, condition):
-    import inspect
-
     usual = {"steps": 100, "lr": 0.1, "smoothness": 1.0, "gap": 1.0, "gradient_norm": 1.0, "alpha": 0.5}
     usual |= {"variance": 1.0, "radius": 1.0, "noise_bound": 1.0, "proxy": 1.0, "dimension": 2}
     function = getattr(nonconvex, name)

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from theory.lanes import POINTS, SEEDS, Lanes, dominates, norms, on_average
 
 from carryclip import Component
 from carryclip.theory import bounds, optimizers
+from theory.lanes import POINTS, SEEDS, Lanes, dominates, norms, on_average
 
 
 def test_larger_batches_carry_less_in_proportion():
@@ -39,7 +39,10 @@ def test_regret_under_momentum():
     rng = np.random.default_rng(3)
     steps, rate, beta = 120, 0.05, 0.8
     width, alpha, start = rng.uniform(0.5, 2.0, POINTS), rng.uniform(0.1, 1.0, POINTS), rng.uniform(0.0, 4.0, POINTS)
-    lanes, x = Lanes(Component(1.0 + alpha), True, (POINTS, SEEDS, 1)), np.ones((POINTS, SEEDS, 1)) * start[:, None, None]
+    lanes, x = (
+        Lanes(Component(1.0 + alpha), True, (POINTS, SEEDS, 1)),
+        np.ones((POINTS, SEEDS, 1)) * start[:, None, None],
+    )
     m, regret, carried = np.zeros_like(x), np.zeros((POINTS, SEEDS)), np.zeros((POINTS, SEEDS))
     for _ in range(steps):
         regret += np.abs(x[..., 0]) / steps

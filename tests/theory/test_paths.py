@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from theory.lanes import Lanes, norms
 
 from carryclip import Capped, Component, Gated, Leaky, Norm
 from carryclip.theory import bounds, paths
+from theory.lanes import Lanes, norms
 
 RUNS, STEPS = 2000, 60
 
@@ -16,7 +16,9 @@ def sequences(seed=5):
     gradients = rng.normal(size=(STEPS, RUNS)) * rng.choice([0.3, 1.0, 3.0], RUNS) + 0.5 * rng.normal(size=RUNS)
     kind = rng.integers(0, 5, RUNS)
     gradients = np.where(kind == 1, 0.2 * np.cumsum(gradients, axis=0), gradients)
-    gradients = np.where(kind == 2, 3.0 * np.sign(np.sin(np.arange(STEPS)[:, None] / rng.uniform(1, 9, RUNS))), gradients)
+    gradients = np.where(
+        kind == 2, 3.0 * np.sign(np.sin(np.arange(STEPS)[:, None] / rng.uniform(1, 9, RUNS))), gradients
+    )
     gradients = np.where(kind == 3, gradients * (rng.random((STEPS, RUNS)) < 0.1) * 20.0, gradients)
     return gradients, rng
 

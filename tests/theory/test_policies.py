@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from theory.lanes import POINTS, SEEDS, Lanes, dominates, norms, on_average
 
 from carryclip import Capped, Component, Drip, Gated, Norm, Shrunk
 from carryclip.theory import bounds, policies
 from carryclip.theory.noise import Pareto, Rare, StudentT, Uniform
+from theory.lanes import POINTS, SEEDS, Lanes, dominates, norms, on_average
 
 
 def dropping(region, policy, law, tilt, steps, dimension=1):

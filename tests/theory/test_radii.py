@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from theory.lanes import POINTS, SEEDS, Lanes, dominates, norms, on_average
 
 from carryclip import EWMA, Adaptive, Capped, Component, Norm
 from carryclip.theory import bounds, radii
 from carryclip.theory.noise import Rare
 from carryclip.theory.problems import Linear
 from carryclip.theory.simulate import run
+from theory.lanes import POINTS, SEEDS, Lanes, dominates, norms, on_average
 
 
 @pytest.mark.parametrize("multiple", [1.2, 1.5, 2.0])
@@ -103,7 +103,7 @@ def test_random_variances_need_it_by_a_logarithm():
 def test_random_variances_at_twenty_points():
     rng = np.random.default_rng(2)
     for beta, low, level in rng.uniform([0.1, 0.05, 0.3], [1.0, 0.3, 2.0], (POINTS, 3)):
-        seen, weights = swinging(beta, lambda n, c, low=low, level=level: np.where(np.abs(c) > level, low, 1.2), SEEDS, 50)
+        seen, weights = swinging(beta, lambda n, c, a=low, b=level: np.where(np.abs(c) > b, a, 1.2), SEEDS, 50)
         on_average(seen, radii.adaptive_mean(beta=beta, min_variance=low**2))
         weighted = (weights * seen).sum(0) / weights.sum(0).mean()
         on_average(weighted[None], radii.adaptive_average(beta=beta, max_variance=1.44))
@@ -177,5 +177,13 @@ def test_outside_its_conditions_a_bound_names_the_condition(function, given, con
 
 def test_the_norm_of_a_vector_may_be_followed_too():
     """Twice the RMS of the norm, in ten dimensions, with a mean that turns at every step."""
-    seen = run(Linear(0.2), Norm(2.0 * np.sqrt(10 * 0.04 + 10 * 0.16)), noise=Rare(0.4 / 0.3, p=0.1), dimension=10, steps=60, seeds=500, times=[60])
+    seen = run(
+        Linear(0.2),
+        Norm(2.0 * np.sqrt(10 * 0.04 + 10 * 0.16)),
+        noise=Rare(0.4 / 0.3, p=0.1),
+        dimension=10,
+        steps=60,
+        seeds=500,
+        times=[60],
+    )
     on_average(seen.average_carry, radii.rms_average(2.0, rms=np.sqrt(10 * 0.04 + 10 * 0.16)))

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from theory.lanes import POINTS, SEEDS, Lanes, dominates, norms
 
 from carryclip import Component, Norm
 from carryclip.theory import rates
+from theory.lanes import POINTS, SEEDS, Lanes, dominates, norms
 
 RUNS, STEPS, DIMENSION = 2000, 60, 2
 
@@ -24,7 +24,13 @@ def adversaries(rng, scale=1.0):
     def gradient(n, x, carry):
         noise = size * draws[n]
         heavy = noise * np.abs(draws[n, :, :1]) ** 2
-        ways = [noise, np.abs(noise) * side, heavy, noise + 2 * size * np.sign(x), np.abs(noise) * np.sign(carry + 1e-9)]
+        ways = [
+            noise,
+            np.abs(noise) * side,
+            heavy,
+            noise + 2 * size * np.sign(x),
+            np.abs(noise) * np.sign(carry + 1e-9),
+        ]
         return np.choose(kind, ways)
 
     return gradient
@@ -54,7 +60,9 @@ def play(over, etas, scale=1.0, diameter=2.0):
 def test_any_rates_that_never_grow(over):
     given = np.sort(10.0 ** np.random.default_rng(1).uniform(-3, 1, (STEPS, RUNS)), axis=0)[::-1]
     regret, updates, carries, used, _ = play(over, lambda n, u, d: given[n])
-    bound = np.array([rates.projected_regret(*row, diameter=2.0) for row in zip(used.T, updates.T, carries.T, strict=True)])
+    bound = np.array(
+        [rates.projected_regret(*row, diameter=2.0) for row in zip(used.T, updates.T, carries.T, strict=True)]
+    )
     assert (regret <= bound * (1 + 1e-12)).all()
     assert (regret > 0.3 * bound).any(), "a third of it would be noticed"
 

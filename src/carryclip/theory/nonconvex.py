@@ -1,8 +1,8 @@
 """Smooth objectives that are not convex: how fast the gradient vanishes, with a margin, without one, and exactly.
 
-Setting: f is L-smooth (``smoothness``), f(x_1) - inf f <= ``gap``, x_{t+1} = x_t - eta·u_t with constant eta (``lr``), T
-``steps``. Proofs are in docs/theory/nonconvex. Arguments may be arrays and broadcast; outside its conditions a function
-raises ``carryclip.theory.bounds.OutsideConditionsError``.
+Setting: f is L-smooth (``smoothness``), f(x_1) - inf f <= ``gap``, x_{t+1} = x_t - eta·u_t with constant eta (``lr``),
+T ``steps``. Proofs are in docs/theory/nonconvex. Arguments may be arrays and broadcast; outside its conditions a
+function raises ``carryclip.theory.bounds.OutsideConditionsError``.
 """
 
 import math
@@ -121,8 +121,8 @@ def any_radius(
 
     (3/2)·(gap/(eta·T) + d·gamma·(R + 2·p)/T + eta·L·d·gamma·(gamma/2 + R + p) + 8·d·s²/T), with
     R = 2·B + (4·s²/gamma)·log T and p = (4·s²/gamma)·log(1 + exp(-R·gamma/(4·s²))): of the order of
-    sqrt(L·gap·d·s²·log(T)/T) at the best eta. Where ||clip(grad f)|| < gamma it is the gradient itself, so that a random
-    iterate is nearly stationary. It holds for the full carry and for ``Capped(k)`` with k >= ``free_cap``.
+    sqrt(L·gap·d·s²·log(T)/T) at the best eta. Where ||clip(grad f)|| < gamma it is the gradient itself, so that a
+    random iterate is nearly stationary. It holds for the full carry and for ``Capped(k)`` with k >= ``free_cap``.
 
     Args:
         steps: T >= 2.

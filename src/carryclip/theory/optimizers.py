@@ -69,7 +69,8 @@ def rate_factor(*, gradient_rms: Array, update_rms: Array) -> Array:
 
     Adam divides by the root mean square of what it is given, and the carry makes that smaller without making the sum
     smaller: U-Clip before Adam with rate eta behaves as Adam on raw gradients with eta times this. Both are averages of
-    the metrics ``grad_norm``² and ``update_norm``². Not a theorem as a whole: docs/theory/optimizers has what is proved.
+    the metrics ``grad_norm``² and ``update_norm``². Not a theorem as a whole: docs/theory/optimizers has what is
+    proved.
 
     >>> float(rate_factor(gradient_rms=3.0, update_rms=1.0))
     3.0

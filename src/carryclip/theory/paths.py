@@ -28,8 +28,8 @@ class PathCarry(NamedTuple):
 def path_carry(gradients: Any, radii: Any) -> PathCarry:
     """How large the full carry of component-wise clipping would have been, up to a factor 2.
 
-    With W(t) the largest sum of g_i - gamma_i over the steps from any s to t - 1 (0 if all are negative), and the same of
-    -g_i - gamma_i, D_t lies between -W₋(t) and W₊(t); and the largest of all W lies between max|D_t| and twice that.
+    With W(t) the largest sum of g_i - gamma_i over the steps from any s to t - 1 (0 if all are negative), and the same
+    of -g_i - gamma_i, D_t lies between -W₋(t) and W₊(t); and the largest of all W lies between max|D_t| and twice that.
 
     Args:
         gradients: recorded gradients, axes (steps, coordinates...).
@@ -112,8 +112,9 @@ def window_carry(*, deviation: Array, alpha: Array) -> Array:
 def comparator_carry(*, deviation: Array, alpha: Array, diameter: Array | None = None) -> Array:
     """The largest ||D_t|| for any convex region in any dimension: 2·r + (2·r·X - X²)/(2·alpha), X = min(r, diameter).
 
-    r (``deviation``) bounds ||sum of (g_i - v_i)|| over i < t for every t, with any comparators v_t around which the region
-    of step t contains a ball of radius alpha; ``diameter`` is the largest of the regions' (none by default: X = r).
+    r (``deviation``) bounds ||sum of (g_i - v_i)|| over i < t for every t, with any comparators v_t around which the
+    region of step t contains a ball of radius alpha; ``diameter`` is the largest of the regions' (none by default: X =
+    r).
 
     Conditions: alpha > 0. Without a margin there is no such bound for norms in two dimensions or more: gradients that
     go to and fro across the mean make the carry grow like the cube root of t.

@@ -1,4 +1,4 @@
-"""What policies cost: what ``Capped`` and ``Gated`` drop on average, the regret of it, what ``Drip`` and ``Shrunk`` keep.
+"""What policies cost: what ``Capped`` and ``Gated`` drop and its regret, what ``Drip`` and ``Shrunk`` keep and forget.
 
 Setting: a norm or one coordinate, radius gamma constant, gbar_t within the region. v is E||xi||² (``variance``) and b
 the most that plain clipping can lose in a step, sup E[(||g_t|| - gamma)_+ | past] (``excess``). Proofs are in
@@ -48,9 +48,9 @@ def largest_excess(*, second_moment: Array, radius: Array) -> Array:
 def late_shut(t: Array, *, clipped_mean: Array, policy: Gated | None = None) -> Array:
     """Probability that the feeds before step t could shut the gate at t, whatever the feed of step t is.
 
-    At most exp(-(threshold - a - c·(1 - a))_+²/(2·(w - a²))), where a = (1 - d)/(1 - d^t) is the weight of the feed at t
-    and c, d, w are those of ``bounds.gate_shut``. The event belongs to the past of g_t, which is what lets the mean of
-    what a shut gate drops be bounded by this times ``excess``.
+    At most exp(-(threshold - a - c·(1 - a))_+²/(2·(w - a²))), where a = (1 - d)/(1 - d^t) is the weight of the feed at
+    t and c, d, w are those of ``bounds.gate_shut``. The event belongs to the past of g_t, which is what lets the mean
+    of what a shut gate drops be bounded by this times ``excess``.
 
     Conditions: those of ``bounds.gate_shut``.
 
@@ -105,10 +105,10 @@ def _mean_shut(steps: int, clipped_mean: np.ndarray, policy: Gated) -> np.ndarra
 
 
 def dropped_regret(regret: Array, *, domain: Array, dropped: Array) -> Array:
-    """E R_T of ``Capped`` or ``Gated``: the full carry's bound (``bounds.shadow_regret``) + R·(mean of what is dropped).
+    """E R_T of ``Capped`` or ``Gated``: the full carry's (``bounds.shadow_regret``) + R·(mean of what is dropped).
 
-    R (``domain``) bounds ||x_t - eta·D_t - x*||; ``dropped`` is ``capped_bias`` or ``gated_average_bias``. The carry that
-    enters ``regret`` may be bounded as for the full carry, since policies only shrink it.
+    R (``domain``) bounds ||x_t - eta·D_t - x*||; ``dropped`` is ``capped_bias`` or ``gated_average_bias``. The carry
+    that enters ``regret`` may be bounded as for the full carry, since policies only shrink it.
 
     >>> float(dropped_regret(0.02, domain=2.0, dropped=0.001))
     0.022
@@ -158,8 +158,8 @@ def drip_stationarity(
 ) -> Array:
     """``Drip`` on a smooth f, not convex: a bound on the mean over t of E[usual_t·||grad f(x_t)||²].
 
-    gap/(eta·T) + L·eta·q/2 + L·eta·M·C + (M + L·eta·C)·d: the first two are SGD's with the learning rate eta·usual_t, the
-    third is the price of a carry of at most C = cap·gamma, the last that of what the cap drops.
+    gap/(eta·T) + L·eta·q/2 + L·eta·M·C + (M + L·eta·C)·d: the first two are SGD's with the learning rate eta·usual_t,
+    the third is the price of a carry of at most C = cap·gamma, the last that of what the cap drops.
 
     Args:
         steps: T.
@@ -200,9 +200,9 @@ def drip_stationarity(
 def shrunk_left(noise: Array, *, policy: Shrunk | None = None) -> Array:
     """``Shrunk``: the share of clipping's bias that is not given back, w·(1 + n)/(1 + w·n).
 
-    n (``noise``) is the variance of a cut over the square of its mean, E||e - E e||²/||E e||², and w = 1/(2·memory - 1) the
-    weight of one cut in the running mean's square. A ratio of means: right where noise spreads over many dimensions, so
-    that ||carry||² and its noise level hardly vary; a guide in few.
+    n (``noise``) is the variance of a cut over the square of its mean, E||e - E e||²/||E e||², and w = 1/(2·memory - 1)
+    the weight of one cut in the running mean's square. A ratio of means: right where noise spreads over many
+    dimensions, so that ||carry||² and its noise level hardly vary; a guide in few.
 
     Conditions: settled, cuts independent and alike, updates within the radius.
 
@@ -218,8 +218,8 @@ def shrunk_left(noise: Array, *, policy: Shrunk | None = None) -> Array:
 def shrunk_noise(dimension: Array) -> Array:
     """``Shrunk``: what is paid where there is no bias at all: E[h·||carry||²] <= E[noise level²]/sqrt(2·d).
 
-    d is the dimension in which the cuts spread, tr(S)²/tr(S²) for their covariance S. *Whether* anything is paid is close
-    to a coin's toss in many dimensions; *how much* vanishes like 1/sqrt(d).
+    d is the dimension in which the cuts spread, tr(S)²/tr(S²) for their covariance S. *Whether* anything is paid is
+    close to a coin's toss in many dimensions; *how much* vanishes like 1/sqrt(d).
 
     Conditions: cuts independent in time, of mean 0 and one covariance; dimension >= 1.
 

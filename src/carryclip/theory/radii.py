@@ -51,8 +51,8 @@ def fixed_adaptive_mean(*, beta: Array, max_variance: Array) -> Array:
     Neither G nor sigma_min enters, and the noise may depend on the past. Where it does not, ``lundberg_mean`` with a
     rate of 2·beta is smaller, 0.85/beta.
 
-    Conditions: one coordinate; the proxies sigma_t² <= ``max_variance`` are *not* random. If they may depend on the past,
-    no such bound exists: an adversary that turns the noise off while the carry is large keeps it large for ever.
+    Conditions: one coordinate; the proxies sigma_t² <= ``max_variance`` are *not* random. If they may depend on the
+    past, no such bound exists: an adversary that turns the noise off while the carry is large keeps it large for ever.
 
     >>> float(round(fixed_adaptive_mean(beta=0.05, max_variance=2.25), 2))
     26.37
@@ -109,7 +109,9 @@ def adaptive_average(*, beta: Array, max_variance: Array) -> Array:
     return 1.0 / (2.0 * used) + used * variance / 2.0
 
 
-def estimated_average(*, alpha: Array, variance: Array, mean_gradient: Array, short: Array, largest_carry: Array) -> Array:
+def estimated_average(
+    *, alpha: Array, variance: Array, mean_gradient: Array, short: Array, largest_carry: Array
+) -> Array:
     """Time average of E|D_t| for radii that are estimated, and now and then too small.
 
     (v + alpha²)/(2·alpha) + p·(2(M + alpha)·C + M²)/(2·alpha), where p (``short``) is the average probability that the
@@ -132,7 +134,9 @@ def estimated_average(*, alpha: Array, variance: Array, mean_gradient: Array, sh
     return (variance + alpha**2 + missed) / (2.0 * alpha)
 
 
-def welford_short(n: Array, *, excess: Array, mean_multiple: Array, std_multiple: Array, gradient_bound: Array) -> Array:
+def welford_short(
+    n: Array, *, excess: Array, mean_multiple: Array, std_multiple: Array, gradient_bound: Array
+) -> Array:
     """Probability that a radius a·|mean| + b·deviation, estimated by Welford from n gradients, misses its margin.
 
     2·exp(-n·eps²/(8·a²·G²)) + exp(-(n - 1)·eps²/(32·b²·G²)), at most 1, with eps = (a - 1)·|mu| + b·sigma - alpha

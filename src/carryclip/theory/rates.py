@@ -16,8 +16,8 @@ class AdaptiveRate:
     """The learning rate R/(2·sqrt(S_t)) with S_t = sum of ||u_i||²/2 + ||u_i||·||D_{i+1}|| over i <= t.
 
     With projection onto a set of diameter R the regret on *every* sequence of gradients is at most
-    2·R·sqrt(S_T) + R·||D_{T+1}|| (``regret``). Nothing but R is to be tuned, and iterates do not change if gradients and
-    radii are multiplied by a constant.
+    2·R·sqrt(S_T) + R·||D_{T+1}|| (``regret``). Nothing but R is to be tuned, and iterates do not change if gradients
+    and radii are multiplied by a constant.
 
     Args:
         diameter: R.
@@ -56,7 +56,8 @@ class AdaptiveRate:
 def projected_regret(rates: Any, update_norms: Any, carry_norms: Any, *, diameter: float) -> float:
     """The sum of <g_t, x_t - x*> on every sequence of gradients, with projection and rates that never grow.
 
-    R²/(2·eta_T) + sum of eta_t·(||u_t||²/2 + ||u_t||·||D_{t+1}||) + R·||D_{T+1}||, for every x* in the set of diameter R.
+    R²/(2·eta_T) + sum of eta_t·(||u_t||²/2 + ||u_t||·||D_{t+1}||) + R·||D_{T+1}||, for every x* in the set of diameter
+    R.
 
     Args:
         rates: eta_t > 0, not increasing; they may depend on everything up to u_t.
@@ -78,8 +79,8 @@ def leader_regret(rates: Any, gradient_norms: Any, carry_norms: Any, *, distance
     """The sum of <g_t, x_t - x*> of follow the regularized leader on the updates, on every sequence of gradients.
 
     x_t minimises <u_1 + ... + u_{t-1}, x> + ||x - x_1||²/(2·eta_t) over a closed convex set, which may be unbounded:
-    ||x* - x_1||²/(2·eta_T) + sum of eta_t·(||g_t||²/2 + ||g_t||·||D_t||). This is the bound of delayed feedback, where the
-    carry is the sum of the gradients that are still missing.
+    ||x* - x_1||²/(2·eta_T) + sum of eta_t·(||g_t||²/2 + ||g_t||·||D_t||). This is the bound of delayed feedback, where
+    the carry is the sum of the gradients that are still missing.
 
     Args:
         rates: eta_t > 0, not increasing.
@@ -165,8 +166,8 @@ def update_carry(rates: Any, *, alpha: Array, variance: Array) -> Array:
 def unit_price(rates: Any, *, domain: Array, carry: Array) -> Array:
     """What a carry in gradient units adds for a schedule: R·sum of |eta_t - eta_{t+1}|·E||D_{t+1}||.
 
-    At most the schedule's total variation times R (``domain``, at least ||x_t - eta_t·D_t - x*||) times the largest mean
-    carry: paid once, however long the run is.
+    At most the schedule's total variation times R (``domain``, at least ||x_t - eta_t·D_t - x*||) times the largest
+    mean carry: paid once, however long the run is.
 
     >>> float(round(unit_price([0.1, 0.2, 0.0], domain=2.0, carry=3.0), 6))
     1.8
@@ -184,5 +185,5 @@ def _series(owner: str, **given: Any) -> list[np.ndarray]:
     for name, array in zip(given, arrays, strict=True):
         if array.ndim != 1 or not len(array):
             raise ValueError(f"{owner}: {name} must be a list of numbers, one for each step.")
-        nonnegative(owner, **{name: array})
+        nonnegative(owner, "", **{name: array})
     return arrays

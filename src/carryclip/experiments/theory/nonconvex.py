@@ -103,13 +103,15 @@ def present(scale: Scale, seen: list[Simulation]) -> Result:
     right.set(xlabel="step × learning rate", ylabel="x", title="Wind-up: full carry, radius 1, no noise")
     right.legend(frameon=False, fontsize=8)
     last = {row["policy"]: row["mean_square"] for row in rows if row["T"] == horizons[-1]}
+    radii = abs(_slope(np.asarray(START))) / RADIUS
     caption = (
-        f"Objectives that are not convex. Left: x²/2 − 0.75·cos 2x in {DIMENSION} coordinates from {START:g}, where the "
-        f"gradient is {abs(_slope(np.asarray(START))) / RADIUS:.0f} radii, radius {RADIUS}, skewed noise within 2, learning rate 1/√T, "
+        f"Objectives that are not convex. Left: x²/2 − 0.75·cos 2x in {DIMENSION} coordinates from {START:g}, where "
+        f"the gradient is {radii:.0f} radii, radius {RADIUS}, skewed noise within 2, learning rate 1/√T, "
         f"{_seeds(scale)} seeds. Mean over the run of ‖clip(∇f)‖² at T = {horizons[-1]}: plain clipping "
-        f"{last['plain clipping']:.3g}, full carry {last['full carry']:.3g}, capped at the free cap {last['capped']:.3g}, "
-        f"bound {last['bound']:.3g}. The full carry winds up and comes back; a cap that costs nothing in the bound keeps "
-        "it from doing so. Right: circles are where f has fallen by the radius times the distance since the last turn."
+        f"{last['plain clipping']:.3g}, full carry {last['full carry']:.3g}, capped at the free cap "
+        f"{last['capped']:.3g}, bound {last['bound']:.3g}. The full carry winds up and comes back; a cap that costs "
+        "nothing in the bound keeps it from doing so. Right: circles are where f has fallen by the radius times the "
+        "distance since the last turn."
     )
     return Result(figure, caption, rows)
 

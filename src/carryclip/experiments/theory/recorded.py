@@ -55,7 +55,7 @@ def present(scale: Scale, seen: list[Simulation]) -> Result:
         seeds = one.peak_carry.shape[-1]
         most = paths.path_curve(_gradients(LAWS[name], scale, seeds), radii)
         largest = one.peak_carry
-        shares.append((largest / most)[most > 1e-9])
+        shares.append(largest[most > 1e-9] / most[most > 1e-9])
         left.fill_between(radii, most[:, 0] / 2.0, most[:, 0], color=LOOKS[name]["color"], alpha=0.15, linewidth=0)
         left.plot(radii, most[:, 0], linewidth=0.8, **LOOKS[name])
         left.plot(radii, largest[:, 0], "o", color=LOOKS[name]["color"], markersize=4, label=name)
@@ -73,8 +73,8 @@ def present(scale: Scale, seen: list[Simulation]) -> Result:
     right.legend(frameon=False, fontsize=8)
     everything = np.concatenate(shares)
     caption = (
-        f"Recorded gradients with mean {TILT}, {_steps(scale)} of them. Left: for every radius the largest carry (dots, "
-        "from running the algorithm) lies between half of what the windows of the gradients exceed the radii by and all "
+        f"Recorded gradients with mean {TILT}, {_steps(scale)} of them. Left: for every radius the largest carry "
+        "(dots, from running the algorithm) lies between half of what windows of gradients exceed the radii by and all "
         f"of it (bands, from the gradients alone). Right: its share of the upper bound over {seen[0].carry.shape[-1]} "
         f"seeds, {len(radii)} radii and three laws: from {everything.min():.2f} to {everything.max():.2f}."
     )

@@ -186,3 +186,34 @@ def test_bad_input_is_named():
     with pytest.raises(ValueError, match="one for each step"):
         rates.unit_price([[0.1, 0.2]], domain=1.0, carry=1.0)
     assert rates.AdaptiveRate(1.0).step(0.0, 0.0) == 0.0
+
+
+SEEN = {
+    (1.2, "cosine"): (0.43, 0.44),
+    (1.2, "warm-up"): (0.45, 0.45),
+    (1.2, "restarts"): (0.83, 0.82),
+    (0.5, "cosine"): (0.60, 0.61),
+    (0.5, "warm-up"): (0.71, 0.55),
+    (0.5, "restarts"): (1.88, 0.92),
+}
+"""Weighted regret in gradient units and in update units, as docs/theory/rates has it."""
+
+
+@pytest.mark.parametrize(("radius", "kind"), SEEN)
+def test_where_the_units_of_the_carry_matter(radius, kind):
+    """|x| from 5 with rare gradients of 10. With a margin hardly; below the mean gradient where rates rise."""
+    steps = 3000
+    t = np.arange(steps)
+    restarts = np.where(t % 200 < 100, 0.02, 0.2)
+    eta = restarts if kind == "restarts" else schedule(kind, steps)
+    regrets = []
+    for region in (Component(radius), Component(lambda step: float(eta[step] * radius))):
+        rng, x = np.random.default_rng(0), np.full((500, 1), 5.0)
+        lanes, regret = Lanes(region, True, x.shape), 0.0
+        for n in range(steps):
+            regret += eta[n] * np.abs(x).mean() / eta.sum()
+            gradient = np.sign(x) + 10.0 * ((rng.random(x.shape) < 0.1) - 0.1)
+            before, after = (eta[n], 1.0) if callable(region.radius) else (1.0, eta[n])
+            x = x - after * lanes.step(before * gradient)
+        regrets.append(regret)
+    assert regrets == pytest.approx(SEEN[radius, kind], abs=0.006)

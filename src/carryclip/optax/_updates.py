@@ -38,11 +38,11 @@ def clip_updates(
 
     >>> import jax.numpy as jnp, optax
     >>> from carryclip.optax import Component, clip_updates
-    >>> tx = optax.chain(optax.sgd(0.1), clip_updates(0.1, Component(1.0), carry=True))
+    >>> tx = optax.chain(optax.sgd(0.25), clip_updates(0.25, Component(1.0), carry=True))
     >>> state = tx.init(jnp.zeros(2))
     >>> updates, state = tx.update(jnp.array([3.0, 0.5]), state)
     >>> print(updates, state[1].carry)
-    [-0.1  -0.05] [-0.2  0. ]
+    [-0.25  -0.125] [-0.5  0. ]
     """
     if not isinstance(region, (Component, Norm)):
         raise TypeError(f"clip_updates: region must be Component(...) or Norm(...), got {region!r}.")

@@ -139,18 +139,21 @@ def test_a_carry_in_update_units_takes_any_schedule(kind):
 def test_gradient_units_pay_for_a_schedule_once():
     """A carry made at a small rate is paid at a large one: the shadow jumps by the difference times the carry."""
     rng = np.random.default_rng(4)
-    steps, alpha = 100, 0.3
-    eta = schedule("warm-up", steps)
-    lanes, x = Lanes(Component(1.0 + alpha), True, (SEEDS, 1)), np.full((SEEDS, 1), 2.0)
-    regret, largest, far = np.zeros((1, SEEDS)), 0.0, 0.0
+    steps, eta = 100, schedule("warm-up", 100)
+    alpha, width, start = rng.uniform([[0.1], [0.5], [0.5]], [[1.0], [2.0], [4.0]], (3, POINTS))
+    x = np.ones((POINTS, SEEDS, 1)) * start[:, None, None]
+    lanes, regret = Lanes(Component(1.0 + alpha), True, x.shape), np.zeros((POINTS, SEEDS))
+    largest = far = np.zeros(POINTS)
     for n in range(steps):
-        regret += eta[n] * np.abs(x[:, 0]) / eta.sum()
-        far = max(far, np.abs(x - eta[n] * lanes.carry).max())
-        x = x - eta[n] * lanes.step(np.sign(x) + 2.0 * rng.random((SEEDS, 1)) - 1.0)
-        largest = max(largest, norms(lanes.carry).mean())
+        regret += eta[n] * np.abs(x[..., 0]) / eta.sum()
+        far = np.maximum(far, np.abs(x - eta[n] * lanes.carry).max((1, 2)))
+        noise = width[:, None, None] * (2.0 * rng.random((SEEDS, 1)) - 1.0)
+        x = x - eta[n] * lanes.step(np.sign(x) + noise)
+        largest = np.maximum(largest, norms(lanes.carry).mean(-1))
     jump = rates.unit_price(eta, domain=far, carry=largest)
-    given = {"distance": 2.0, "gradient_square": 1 + 1 / 3, "mean_gradient": 1.0, "alpha": alpha, "variance": 1 / 3}
-    dominates(regret, rates.schedule_regret(eta, jump=jump, **given), noticed=0.4)
+    given = {"distance": start, "gradient_square": 1 + width**2 / 3, "mean_gradient": 1.0}
+    bound = rates.schedule_regret(eta, jump=jump, alpha=alpha, variance=width**2 / 3, **given)
+    dominates(regret, bound, noticed=0.6)
 
 
 def test_exact_gradients_descend_in_update_units_for_any_schedule():

@@ -32,7 +32,7 @@ def clip_updates(
         region: where the step must lie: ``Component`` or ``Norm``. The default holds each step within two learning
             rates, which an Adam step exceeds only where gradients are far above their usual size.
         carry: what becomes of what is cut; False, plain clipping, is the default. Drip() pays it back slowly. The full
-            carry (True) has the proofs, and wound up behind AdamW on a language model.
+            carry (True) has the proofs, for steps whose mean stays within the radius; it is for SGD without momentum.
         nonfinite: as for ``uclip``; a skipped step leaves the parameters as they were.
         options: of ``uclip``: ``metrics_every``, ``groups``, ...
 

@@ -106,7 +106,7 @@ def clip_updates(
         region: where the step must lie: ``Component`` or ``Norm``. The default holds each weight's step within two
             learning rates, which an Adam step exceeds only where gradients are far above their usual size.
         carry: what becomes of what is cut; False, plain clipping, is the default. Drip() pays it back slowly. The full
-            carry (True) has the proofs, and wound up behind AdamW on a language model.
+            carry (True) has the proofs, for steps whose mean stays within the radius; it is for SGD without momentum.
         nonfinite: what a step that is not finite does: ``"skip"`` leaves the weights as they were. The optimizer's own
             state has taken it in already, so guard gradients as well.
         units: ``"rate"``: radii count in the learning rate of each param group, at each step; ``"weight"``: they are

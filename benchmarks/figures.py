@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = [DOCS / "theory" / "figures.md", DOCS / "theory" / "wind-up.md", DOCS / "parallel.md"]
+THEORY = ("figures.md", "wind-up.md", "nonconvex.md", "paths.md")
+PAGES = [*(DOCS / "theory" / name for name in THEORY), DOCS / "parallel.md"]
 FIGURES = DOCS / "theory" / "figures"
 OTHERS = DOCS / "figures"
 """Those that are not part of the theory."""

@@ -216,7 +216,7 @@ OUTSIDE = [
     ("carry_tail", (7.0, 0), {}, "t >= 1"),
     ("carry_quantile", (0.05,), {"alpha": 0.0}, "alpha > 0"),
     ("corollary_quantile", (1.5,), {}, "0 < delta < 1"),
-    ("adaptive_carry_quantile", (0.05, 40), {"min_variance": 4.0}, "sigma² <= G"),
+    ("adaptive_carry_quantile", (0.05, 40), {"min_variance": 0.0}, "min_variance > 0"),
     ("adaptive_carry_mean", (), {"beta": 0.0}, "beta > 0"),
     ("convergence", (), {"radius": 4.0}, "radius <= gradient_bound"),
     ("convergence", (), {"alpha": 2.5}, "alpha <= radius"),

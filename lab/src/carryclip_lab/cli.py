@@ -103,8 +103,8 @@ def reproduce(
     SVG and PDF with a caption and their data. Both judge the paper's claims by what they see.
 
     Args:
-        what: a figure: aliasing, quadratics, bias, carry-bounds, adaptive-bounds, regret, norm-carry, wind-up, or
-            "theory" for all of these (a minute and a half); corrupted-rank; or studies: digits-smoke, cifar10-small,
+        what: a figure: aliasing, quadratics, bias, carry-bounds, adaptive-bounds, regret, norm-carry, wind-up, non-convex,
+            recorded, or "theory" for all of these (a minute and a half); corrupted-rank; or studies: digits-smoke, cifar10-small,
             cifar10-slice, cifar10-paper, evidence-smoke, evidence-small, imagenet-smoke, imagenet-mini,
             imagenet-paper, or a .toml file of your own.
             "carryclip plan" says how long they take.
@@ -169,7 +169,7 @@ def reproduce(
 
 FIGURES = (
     "theory", "aliasing", "quadratics", "bias", "carry-bounds", "adaptive-bounds", "regret", "norm-carry", "wind-up",
-    "corrupted-rank",
+    "non-convex", "recorded", "corrupted-rank",
 )  # fmt: skip
 
 

@@ -35,6 +35,7 @@ from carryclip.optax._graft import graft
 from carryclip.optax._parallel import DataParallel, TrainState, aggregate_then_clip, clip_then_aggregate
 from carryclip.optax._state import UClipState, Watch, check, metrics
 from carryclip.optax._transform import uclip
+from carryclip.optax._updates import clip_updates
 
 __all__ = [
     "EWMA",
@@ -62,6 +63,7 @@ __all__ = [
     "aggregate_then_clip",
     "check",
     "clip_then_aggregate",
+    "clip_updates",
     "graft",
     "metrics",
     "uclip",

@@ -82,6 +82,8 @@ class Simulation:
     """Standard deviation over seeds of x; axes (time, sweep..., dimension)."""
     peak_carry: np.ndarray
     """Largest norm of the carry at any step; axes (sweep..., seeds)."""
+    mean_range: np.ndarray
+    """Smallest and largest mean over seeds of x after any step; axes (2, sweep..., dimension)."""
     final: np.ndarray
     """Last x; axes (sweep..., seeds, dimension)."""
     path: np.ndarray | None = None
@@ -283,6 +285,8 @@ class _Records:
         self.shape = shape
         self.sums = np.zeros((2, *shape[:-1]))
         self.peak = np.zeros(shape[:-1])
+        outside = np.full((*shape[:-2], shape[-1]), np.inf)
+        self.range = np.stack([outside, -outside])
         self.rows: list[dict[str, np.ndarray]] = []
 
     def before(self, x: np.ndarray, lanes: _Lanes) -> None:
@@ -291,6 +295,9 @@ class _Records:
 
     def after(self, n: int, x: np.ndarray, lanes: _Lanes) -> None:
         np.maximum(self.peak, lanes.norms, out=self.peak)
+        mean = x.mean(-2)
+        np.minimum(self.range[0], mean, out=self.range[0])
+        np.maximum(self.range[1], mean, out=self.range[1])
         if n not in self.wanted:
             return
         carry = np.zeros(self.shape) if lanes.buffers.carry is None else lanes.buffers.carry
@@ -299,14 +306,14 @@ class _Records:
             "average_carry": self.sums[0] / n,
             "regret": self.sums[1] / n - self.problem.best,
             "mean_carry": carry.mean(-2),
-            "mean_position": x.mean(-2),
+            "mean_position": mean,
             "spread": x.std(-2),
         }
         self.rows.append(row | ({"path": x} if self.paths else {}))
 
     def finish(self, setting: dict[str, Any], x: np.ndarray) -> Simulation:
         columns = {name: np.stack([row[name] for row in self.rows]) for name in self.rows[0]}
-        return Simulation(setting, self.times, peak_carry=self.peak, final=x, **columns)
+        return Simulation(setting, self.times, peak_carry=self.peak, mean_range=self.range, final=x, **columns)
 
 
 def _sweep(parts: dict[str, tuple[int, ...]]) -> tuple[int, ...]:

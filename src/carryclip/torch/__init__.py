@@ -36,6 +36,7 @@ from carryclip.torch._agree import NonFiniteGradientError
 from carryclip.torch._clipper import UClip
 from carryclip.torch._factory import uclipped
 from carryclip.torch._local import LocalUClip
+from carryclip.torch._updates import ClippedUpdates, clip_updates
 from carryclip.torch._watch import Metrics
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "Average",
     "Capped",
     "CarryClipWarning",
+    "ClippedUpdates",
     "Component",
     "Drip",
     "Gated",
@@ -62,5 +64,6 @@ __all__ = [
     "UClip",
     "Welford",
     "ZScore",
+    "clip_updates",
     "uclipped",
 ]

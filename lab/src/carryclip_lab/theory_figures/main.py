@@ -12,7 +12,18 @@ from rich.table import Table
 from carryclip import __version__
 from carryclip_lab.analysis.claims import Claim
 from carryclip_lab.commands.output import make_folder, save_figure, save_rows
-from carryclip_lab.theory_figures import aliasing, bias, corrupted, norm, quadratics, regret, sweeps, windup
+from carryclip_lab.theory_figures import (
+    aliasing,
+    bias,
+    corrupted,
+    nonconvex,
+    norm,
+    quadratics,
+    recorded,
+    regret,
+    sweeps,
+    windup,
+)
 from carryclip_lab.theory_figures.study import Result, Scale, Study
 
 STUDIES: dict[str, Study] = {
@@ -24,6 +35,8 @@ STUDIES: dict[str, Study] = {
     "regret": regret.STUDY,
     "norm-carry": norm.STUDY,
     "wind-up": windup.STUDY,
+    "non-convex": nonconvex.STUDY,
+    "recorded": recorded.STUDY,
 }
 
 ALONE: dict[str, Study] = {"corrupted-rank": corrupted.STUDY}

@@ -42,7 +42,7 @@ def curves(name: str, scale: Scale, one: Simulation) -> dict[str, np.ndarray]:
         if beta is None:
             predicted[form] = bounds.carry_mean(alpha=margin, gradient_bound=bound, largest_radius=radius, form=form)
         else:
-            spread = {"beta": beta, "min_variance": noise**2, "gradient_bound": bound, "largest_radius": radius}
+            spread = {"beta": beta, "min_variance": noise**2, "gradient_bound": bound}
             predicted[form] = bounds.adaptive_carry_mean(**spread, form=form)
     shadow = {**given, "gradient_square": 1.0 + noise**2 / 3.0, "mean_gradient": 1.0}
     rate = bounds.lundberg_rate(alpha=margin, noise=Uniform(noise))

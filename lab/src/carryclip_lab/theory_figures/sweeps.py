@@ -90,7 +90,7 @@ def levels(sweep: Sweep, scale: Scale) -> dict[str, np.ndarray]:
     given = {"beta": margin / noise**2, "min_variance": noise**2, "gradient_bound": bound}
     return {
         "printed": bounds.adaptive_carry_quantile(DELTA, form="printed", **given),
-        "corrected": bounds.adaptive_carry_quantile(DELTA, largest_radius=1.0 + margin, **given),
+        "corrected": bounds.adaptive_carry_quantile(DELTA, **given),
         "sharp": sharp,
     }
 

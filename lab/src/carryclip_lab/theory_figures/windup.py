@@ -75,7 +75,7 @@ def present(scale: Scale, seen: list[Simulation]) -> Result:
                     "policy": policy,
                     "start": start,
                     "bias": round(bias, 3),
-                    "overshoot": round(max(0.0, -float(mean.min())), 2) if start else "",
+                    "overshoot": round(max(0.0, -float(one.mean_range[0, k, 0])), 2) if start else "",
                     "largest_carry": round(float(np.median(one.peak_carry[k])) / RADIUS, 1),
                 }
             )

@@ -1,13 +1,15 @@
 """The paper's second carry bound: radii gamma_t = |gbar_t| + beta·sigma_t², with sigma_t² the noise's variance proxy.
 
-Setting: scalars, or one coordinate. sigma_t >= sigma_min > 0, |g_t| <= G (``gradient_bound``), beta > 0.
+Setting: scalars, or one coordinate. sigma_t >= sigma_min > 0 known before xi_t, beta > 0. The printed form adds an
+offset for gradients within G (``gradient_bound``); the corrected one, which follows from the random walk of
+``walk_tail``, has none, so that neither G nor the largest radius enters.
 """
 
 import math
 
 import numpy as np
 
-from carryclip.theory.bounds._conditions import Array, Form, form_is, need, numbers, positive, probability, step
+from carryclip.theory.bounds._conditions import Array, Form, form_is, numbers, positive, probability, step
 
 
 def _count(t: Array, beta: Array, variance: Array, printed: bool) -> Array:
@@ -15,30 +17,32 @@ def _count(t: Array, beta: Array, variance: Array, printed: bool) -> Array:
     return np.minimum(t, (0.5 if printed else 2.0) / (beta**2 * variance))
 
 
-def _checked(owner: str, beta: Array, variance: Array, bound: Array) -> None:
-    positive(owner, beta=beta, min_variance=variance, gradient_bound=bound)
-
-
-def _offset(owner: str, beta: Array, variance: Array, bound: Array, largest_radius: Array | None, form: Form) -> Array:
-    """(2 + beta)·G as printed, or G + gamma_+."""
-    if form_is(owner, form):
-        return (2.0 + beta) * bound
-    if largest_radius is not None:
-        radius, bound = numbers(owner, largest_radius=largest_radius, gradient_bound=bound)
-        positive(owner, largest_radius=radius)
-        return bound + radius
-    condition = "sigma² <= G for gamma <= (1 + beta)·G, or largest_radius given"
-    need(owner, condition, variance <= bound, min_variance=variance, gradient_bound=bound)
+def _printed_offset(owner: str, beta: Array, bound: Array | None) -> Array:
+    """(2 + beta)·G, as printed."""
+    if bound is None:
+        raise TypeError(f"{owner}: form='printed' needs gradient_bound, for its offset (2 + beta)·G.")
     return (2.0 + beta) * bound
+
+
+def _optional_bound(owner: str, bound: Array | None) -> Array | None:
+    """G, checked if it is given."""
+    if bound is None:
+        return None
+    (bound,) = numbers(owner, gradient_bound=bound)
+    positive(owner, gradient_bound=bound)
+    return bound
 
 
 def adaptive_carry_tail(
     epsilon: Array, t: Array = math.inf, *, beta: Array, min_variance: Array, form: Form = "corrected"
 ) -> Array:
-    """P(|D_t| >= epsilon + G + gamma_+) by the second carry bound: 2·m_t·exp(-beta·epsilon).
+    """By the second carry bound: 2·m_t·exp(-beta·epsilon).
 
-    m_t = min(t, 1/(2·beta²·sigma_min²)) as printed, which is too small by a factor of four: the sum of
-    exp(-j·beta²·sigma_min²/2) over j >= 1 is at most 2/(beta²·sigma_min²), the corrected form.
+    As printed it bounds P(|D_t| >= epsilon + G + gamma_+), with m_t = min(t, 1/(2·beta²·sigma_min²)), which is too
+    small by a factor of four: the sum of exp(-j·beta²·sigma_min²/2) over j >= 1 is at most 2/(beta²·sigma_min²), the
+    corrected form. The corrected one bounds P(|D_t| >= epsilon): the offset is not needed.
+
+    Conditions: epsilon > 0; sigma_t >= sigma_min may be random if it is known before the noise of its step.
 
     >>> float(round(adaptive_carry_tail(30.0, beta=0.5, min_variance=1.0), 9))
     4.894e-06
@@ -58,55 +62,56 @@ def adaptive_carry_quantile(
     *,
     beta: Array,
     min_variance: Array,
-    gradient_bound: Array,
-    largest_radius: Array | None = None,
+    gradient_bound: Array | None = None,
     form: Form = "corrected",
 ) -> Array:
     """What |D_t| stays below with probability 1 - delta, by the second carry bound: the paper's third figure.
 
     Printed: (2/beta)·log(2·m_t/delta) + (2 + beta)·G with m_t = min(t, 1/(2·beta²·sigma_min²)). Corrected:
-    (1/beta)·log(2·m_t/delta) + G + gamma_+ with m_t = min(t, 2/(beta²·sigma_min²)).
+    (1/beta)·log(2·m_t/delta) with m_t = min(t, 2/(beta²·sigma_min²)), and no G.
 
-    Conditions: (2 + beta)·G stands for G + gamma_+ only where sigma² <= G; give ``largest_radius`` elsewhere.
+    Conditions: those of ``adaptive_carry_tail``; the printed form needs ``gradient_bound``.
 
-    >>> arguments = dict(beta=0.5, min_variance=1.0, gradient_bound=2.0)
-    >>> float(round(adaptive_carry_quantile(0.01, form="printed", **arguments), 3))
+    >>> arguments = dict(beta=0.5, min_variance=1.0)
+    >>> float(round(adaptive_carry_quantile(0.01, form="printed", gradient_bound=2.0, **arguments), 3))
     28.966
-    >>> float(round(adaptive_carry_quantile(0.01, largest_radius=1.5, **arguments), 3))
-    18.256
+    >>> float(round(adaptive_carry_quantile(0.01, **arguments), 3))
+    14.756
     """
     owner = "adaptive_carry_quantile"
-    delta, t, beta, variance, bound = numbers(
-        owner, delta=delta, t=t, beta=beta, min_variance=min_variance, gradient_bound=gradient_bound
-    )
+    delta, t, beta, variance = numbers(owner, delta=delta, t=t, beta=beta, min_variance=min_variance)
+    bound = _optional_bound(owner, gradient_bound)
     probability(owner, delta)
     step(owner, t)
-    _checked(owner, beta, variance, bound)
+    positive(owner, beta=beta, min_variance=variance)
     printed = form_is(owner, form)
     level = np.log(2.0 * _count(t, beta, variance, printed)) - np.log(delta)
-    offset = _offset(owner, beta, variance, bound, largest_radius, form)
-    return 2.0 / beta * level + offset if printed else np.maximum(level, 0.0) / beta + offset
+    if printed:
+        return 2.0 / beta * level + _printed_offset(owner, beta, bound)
+    return np.maximum(level, 0.0) / beta + (0.0 if bound is None else 0.0 * bound)  # in the shape of all
 
 
 def adaptive_carry_mean(
-    *,
-    beta: Array,
-    min_variance: Array,
-    gradient_bound: Array,
-    largest_radius: Array | None = None,
-    form: Form = "corrected",
+    *, beta: Array, min_variance: Array, gradient_bound: Array | None = None, form: Form = "corrected"
 ) -> Array:
     """E|D_t| by the second carry bound, at every t.
 
-    Printed: 8/(beta³·sigma_min²) + (2 + beta)·G. Corrected: 4/(beta³·sigma_min²) + G + gamma_+.
-    ``lundberg_mean`` has 0.85/beta instead, with neither sigma_min nor G, where the noise is independent in time.
+    Printed: 8/(beta³·sigma_min²) + (2 + beta)·G. Corrected: 4/(beta³·sigma_min²), the integral of
+    ``adaptive_carry_tail``. ``carryclip.theory.radii`` has far smaller ones: ``adaptive_mean`` for random sigma_t, and
+    ``fixed_adaptive_mean`` without sigma_min for those fixed beforehand.
 
-    >>> arguments = dict(beta=0.5, min_variance=1.0, gradient_bound=2.0)
-    >>> float(adaptive_carry_mean(form="printed", **arguments)), float(adaptive_carry_mean(**arguments))
-    (69.0, 37.0)
+    Conditions: those of ``adaptive_carry_tail``; the printed form needs ``gradient_bound``.
+
+    >>> arguments = dict(beta=0.5, min_variance=1.0)
+    >>> float(adaptive_carry_mean(form="printed", gradient_bound=2.0, **arguments))
+    69.0
+    >>> float(adaptive_carry_mean(**arguments))
+    32.0
     """
     owner = "adaptive_carry_mean"
-    beta, variance, bound = numbers(owner, beta=beta, min_variance=min_variance, gradient_bound=gradient_bound)
-    _checked(owner, beta, variance, bound)
-    offset = _offset(owner, beta, variance, bound, largest_radius, form)
-    return (8.0 if form_is(owner, form) else 4.0) / (beta**3 * variance) + offset
+    beta, variance = numbers(owner, beta=beta, min_variance=min_variance)
+    bound = _optional_bound(owner, gradient_bound)
+    positive(owner, beta=beta, min_variance=variance)
+    if form_is(owner, form):
+        return 8.0 / (beta**3 * variance) + _printed_offset(owner, beta, bound)
+    return 4.0 / (beta**3 * variance) + (0.0 if bound is None else 0.0 * bound)

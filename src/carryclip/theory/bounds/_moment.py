@@ -26,11 +26,12 @@ def second_moment_average(steps: Array = math.inf, *, alpha: Array, variance: Ar
     """The time average of E||D_t|| over t = 1..``steps`` is at most v/(2·alpha) + alpha/2.
 
     For any convex region that contains the ball of radius alpha around gbar_t: a component or norm radius of at least
-    |gbar_t| + alpha, or ||gbar_t|| + alpha. A larger alpha may always be taken for a smaller one, so above sqrt(v) the
-    bound stays at sqrt(v); and it never exceeds the average of ``second_moment_mean``. No dimension and no tail enters
-    but v = E||xi||². Tight: a test in dimension 100 comes within 3 % of it.
+    |gbar_t| + alpha, or ||gbar_t|| + alpha. A smaller alpha than the true one may always be put in, so above sqrt(v)
+    the bound stays at sqrt(v); and it never exceeds the average of ``second_moment_mean``. No dimension and no tail
+    enters but v = E||xi||². Tight: a test in dimension 100 comes within 3 % of it.
 
-    Conditions: alpha >= 0; ``steps`` must be finite where alpha = 0.
+    Conditions: alpha >= 0; ``steps`` must be finite where alpha = 0. The region is closed and known before xi_t (so no
+    ``include_current=True``), and the update is the nearest point of it (so no ``Sign``).
 
     >>> float(second_moment_average(alpha=0.1, variance=2.0))
     10.05

@@ -1,8 +1,9 @@
 """What the carry costs in regret: the gradient-transformation lemma, the convergence theorems, and a sharper way.
 
 Setting: convex f_t on R^d, x_{t+1} = x_t - eta·u_t without projection, average regret R_T = (1/T)·sum of f_t(x_t) -
-f_t(x*). ``distance`` is ||x_1 - x*||, ``lr`` is eta, ``steps`` is T. All of it is for the full carry: a policy that
-drops part of what was cut is biased, and no bound on its carry says by how much.
+f_t(x*). ``distance`` is ||x_1 - x*||, ``lr`` is eta, ``steps`` is T. The f_t and x* are fixed before the noise is
+drawn, and E||g_t||² is finite. All of it is for the full carry: a policy that drops part of what was cut is biased, and
+no bound on its carry says by how much (``carryclip.theory.policies`` does).
 """
 
 import math
@@ -73,10 +74,12 @@ def transformation_quantile(
     """What R_T stays below with probability 1 - 2·delta, by item 2 of the gradient-transformation lemma.
 
     Item 1 plus a term for the noise: sqrt(2)·R·sigma·log(2/delta)/sqrt(T) as printed, R·sigma·sqrt(2·log(1/delta)/T)
-    corrected (Azuma, one side). ``domain`` is R >= ||x_t - x*||, ``sigma``² the noise's variance proxy.
+    corrected (Azuma, one side). ``domain`` is R >= ||x_t - x*||, ``sigma``² a variance proxy of the noise *vector* in
+    every direction: E[exp(<z, xi_t>) | past] <= exp(||z||²·sigma²/2) for every vector z.
 
     Conditions: ``carry`` must bound ||D_t|| for all t <= T + 1 *at once* with probability 1 - delta. The paper asks
-    it for each t by itself, and that is not enough.
+    it for each t by itself, and that is not enough. One coordinate: ``walk_quantile(delta / (T + 1), ...)`` does, by
+    adding up the T + 1 probabilities. x* must not depend on the noise.
 
     >>> arguments = dict(steps=10_000, lr=0.01, distance=1.0, carry=2.0, update=1.0, domain=1.0, sigma=1.0)
     >>> float(round(transformation_quantile(0.01, **arguments), 4))

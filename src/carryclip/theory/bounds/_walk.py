@@ -2,7 +2,8 @@
 
 With gamma_t >= |gbar_t| + alpha the positive part of the carry satisfies D⁺_{t+1} <= max(0, D⁺_t + xi_t - alpha), hence
 D⁺_t <= max over j < t of (xi_{t-j} + ... + xi_{t-1} - j·alpha), and the negative part likewise. No bound on the
-gradients enters, only the noise's variance proxy s² (``proxy``): E[exp(theta·xi_t) | past] <= exp(theta²·s²/2).
+gradients enters, only the noise's variance proxy s² (``proxy``): E[exp(theta·xi_t) | past] <= exp(theta²·s²/2) for
+every real theta.
 Every carry policy only shrinks the carry, so these bounds hold for ``Capped``, ``Leaky`` and ``Gated`` as well.
 """
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from carryclip_lab.analysis import verdicts
 from carryclip_lab.analysis.claims import Verdict
 from carryclip_lab.analysis.compare import Comparison, Effect, compare, pooled
-from carryclip_lab.analysis.naming import OPTIMIZERS, Kind
+from carryclip_lab.analysis.naming import CLIP, FULL, OPTIMIZERS, Kind, Method
 from carryclip_lab.analysis.summary import Cell, Summary
 
 SMALL_BATCH, LARGE_BATCH = 100, 500
@@ -32,7 +32,7 @@ class Evidence:
 
 def _cells(
     summary: Summary,
-    method: str,
+    method: Method,
     *,
     optimizers: Sequence[str] = tuple(OPTIMIZERS),
     kinds: Sequence[Kind] = ("norm", "component", *ADAPTIVE),
@@ -83,10 +83,10 @@ def _effects(summary: Summary, groups: dict[str, list[Cell]]) -> dict[str, Effec
 # ---------------------------------------------------------------------- the claims
 
 
-def speed(summary: Summary, optimizers: Sequence[str], methods: Sequence[str]) -> Evidence | None:
+def speed(summary: Summary, optimizers: Sequence[str], methods: Sequence[Method]) -> Evidence | None:
     """C1 and C2: norm 0.5 at small batches."""
     groups = {
-        f"{OPTIMIZERS[optimizer]} {method}": _cells(
+        f"{OPTIMIZERS[optimizer]} {method.label}": _cells(
             summary, method, optimizers=[optimizer], kinds=["norm"], sizes=[(0.5,)], batches=_small
         )
         for optimizer in optimizers
@@ -99,7 +99,7 @@ def speed(summary: Summary, optimizers: Sequence[str], methods: Sequence[str]) -
     if not effects:
         return Evidence(NOTHING, "inconclusive", cells)
     enough = len(effects) == len(groups)
-    told = "; ".join(f"{label} {effect}" for label, effect in effects.items())
+    told = "; ".join(f"{label} {effect.as_ratio}" for label, effect in effects.items())
     ours = f"epochs against the optimizer alone, median over batch {_batches(cells)}: {told} (95 % intervals)"
     values = list(effects.values())
     rule = verdicts.clearly_speeds_up(values[0]) if len(groups) == 1 and enough else verdicts.speeds_up(values)
@@ -108,13 +108,13 @@ def speed(summary: Summary, optimizers: Sequence[str], methods: Sequence[str]) -
 
 def rarely_slows(summary: Summary) -> Evidence | None:
     """C3."""
-    cells = _cells(summary, "U-Clip", batches=_small)
+    cells = _cells(summary, FULL, batches=_small)
     if not cells:
         return None
-    seen = [each for each in _against(summary, cells) if not math.isnan(each.effect.ratio)]
+    seen = [each for each in _against(summary, cells) if not math.isnan(each.effect.value)]
     if not seen:
         return Evidence(NOTHING, "inconclusive", _with_bases(summary, cells))
-    slowed = [each for each in seen if each.effect.ratio > verdicts.SLOWED]
+    slowed = [each for each in seen if each.effect.value > verdicts.SLOWED]
     sure = sum(each.effect.low > 1.0 for each in slowed)
     ours = f"ratio above 1.05 in {len(slowed)} of {len(seen)} cells with batch ≤ 100 (interval above 1 in {sure})"
     return Evidence(ours, verdicts.rarely_slows(len(slowed), len(seen), _seeds(seen)), _with_bases(summary, cells))
@@ -122,14 +122,14 @@ def rarely_slows(summary: Summary) -> Evidence | None:
 
 def harms_large(summary: Summary) -> Evidence | None:
     """C4."""
-    cells = _cells(summary, "U-Clip", batches=_large)
+    cells = _cells(summary, FULL, batches=_large)
     if not cells:
         return None
     all_seen = _against(summary, cells)
-    seen = [each for each in all_seen if not math.isnan(each.effect.ratio) or each.more_missed]
+    seen = [each for each in all_seen if not math.isnan(each.effect.value) or each.more_missed]
     if not seen:
         return Evidence(NOTHING, "inconclusive", _with_bases(summary, cells))
-    slowed = [each for each in seen if each.effect.ratio > verdicts.SLOWED]
+    slowed = [each for each in seen if each.effect.value > verdicts.SLOWED]
     unstable = [each for each in seen if each.more_missed > 0]
     harmed = len({id(each) for each in slowed + unstable})
     missed = [_share_missed([getattr(each, side) for each in all_seen]) for side in ("cell", "base")]
@@ -152,14 +152,14 @@ def _seeds(comparisons: Sequence[Comparison]) -> int:
 
 def small_radii(summary: Summary) -> Evidence | None:
     """C5."""
-    cells = _cells(summary, "U-Clip", kinds=["norm"], batches=_small)
+    cells = _cells(summary, FULL, kinds=["norm"], batches=_small)
     groups: dict[float, list[Cell]] = {}
     for cell in sorted(cells, key=lambda each: each.setting.name.sizes):
         groups.setdefault(cell.setting.name.sizes[0], []).append(cell)
     if not any(radius <= SMALL_RADIUS for radius in groups) or not any(radius > SMALL_RADIUS for radius in groups):
         return None
     effects = _effects(summary, {f"{radius:g}": group for radius, group in groups.items()})
-    told = "; ".join(f"radius {radius}: {effect}" for radius, effect in effects.items())
+    told = "; ".join(f"radius {radius}: {effect.as_ratio}" for radius, effect in effects.items())
     ours = f"epochs against the optimizer alone, median over optimizers and batch {_batches(cells)}: {told}"
     small = [effect for radius, effect in effects.items() if float(radius) <= SMALL_RADIUS]
     return Evidence(ours, verdicts.speeds_up(small), _with_bases(summary, cells))
@@ -167,13 +167,13 @@ def small_radii(summary: Summary) -> Evidence | None:
 
 def adaptive_sgd(summary: Summary) -> Evidence | None:
     """C6."""
-    clip, carried = (_cells(summary, method, optimizers=["sgd"], kinds=ADAPTIVE) for method in ("clip", "U-Clip"))
+    clip, carried = (_cells(summary, method, optimizers=["sgd"], kinds=ADAPTIVE) for method in (CLIP, FULL))
     odd = [cell for cell in carried if cell.setting.name.kind == "Welford" and cell.setting.name.sizes == (2.0, 0.0)]
     rest = [cell for cell in carried if cell not in odd]
     if not (clip and rest and odd):
         return None
     gain = pooled(_against(summary, clip + carried))
-    plain = [(cell, summary.find("sgd", cell.setting.region, "clip", cell.batch)) for cell in rest]
+    plain = [(cell, summary.find("sgd", cell.setting.region, CLIP, cell.batch)) for cell in rest]
     carry = pooled([found for pair in plain if (found := compare(*pair))])
     cells = _with_bases(summary, clip + carried)
     if gain is None or carry is None:
@@ -181,7 +181,7 @@ def adaptive_sgd(summary: Summary) -> Evidence | None:
     reached = sum(len(cell.chosen) - cell.missed for cell in odd)
     runs = sum(len(cell.chosen) for cell in odd)
     ours = (
-        f"median ratio to SGD alone {gain}; with carry to without {carry}; "
+        f"median ratio to SGD alone {gain.as_ratio}; with carry to without {carry.as_ratio}; "
         f"Welford (2, 0) with carry reached the target in {reached} of {runs} runs"
     )
     return Evidence(ours, verdicts.adds_little(gain, carry, reached), cells)
@@ -189,7 +189,7 @@ def adaptive_sgd(summary: Summary) -> Evidence | None:
 
 def adaptive(summary: Summary, optimizer: str) -> Evidence | None:
     """C7 and C8."""
-    cells = _cells(summary, "U-Clip", optimizers=[optimizer], kinds=ADAPTIVE)
+    cells = _cells(summary, FULL, optimizers=[optimizer], kinds=ADAPTIVE)
     if not cells:
         return None
     seen = _against(summary, cells)
@@ -197,5 +197,6 @@ def adaptive(summary: Summary, optimizer: str) -> Evidence | None:
     if effect is None:
         return Evidence(NOTHING, "inconclusive", _with_bases(summary, cells))
     faster = sum(each.effect.high < 1.0 for each in seen)
-    ours = f"median ratio to {OPTIMIZERS[optimizer]} alone {effect}; clearly faster in {faster} of {len(seen)} cells"
+    told = f"median ratio to {OPTIMIZERS[optimizer]} alone {effect.as_ratio}"
+    ours = f"{told}; clearly faster in {faster} of {len(seen)} cells"
     return Evidence(ours, verdicts.no_benefit(effect, faster, len(seen)), _with_bases(summary, cells))

@@ -1,5 +1,6 @@
 """What a figure is: a picture, the sentences below it, and the numbers behind it."""
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -44,3 +45,15 @@ def footer(summary: Summary, cells: Iterable[Cell]) -> str:
     if summary.tier != "paper":
         words[2] += " (not the paper's size)"
     return plain(" · ".join(words + (["PARTIAL"] if done < planned else [])), 160)
+
+
+def named(cell: Cell) -> dict[str, Any]:
+    """The first columns of the numbers behind a figure: which cell they are about."""
+    setting = cell.setting
+    region = "" if setting.region is None else setting.name.label
+    return {"optimizer": setting.optimizer, "region": region, "method": setting.method.label, "batch": cell.batch}
+
+
+def known(value: float | None) -> float | str:
+    """A number for a table, empty where there is none."""
+    return "" if value is None or not math.isfinite(value) else value

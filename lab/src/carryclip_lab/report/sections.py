@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from carryclip_lab.analysis import accuracy, tables
-from carryclip_lab.analysis.answers import Answer, answers
+from carryclip_lab.analysis.answers import Answer
 from carryclip_lab.analysis.claims import Claim
-from carryclip_lab.analysis.judge import judge
+from carryclip_lab.analysis.kinds import kind_of
 from carryclip_lab.analysis.summary import Summary, summaries
 from carryclip_lab.commands.output import save_figure, save_rows
 from carryclip_lab.figures import draw, figures_of
@@ -119,7 +118,8 @@ def _section(summary: Summary, anchor: str, folder: Path, formats: Sequence[str]
     counts = summary.outcomes
     place = folder / "figures" / anchor
     place.mkdir(parents=True, exist_ok=True)
-    heads, table = _table(summary)
+    kind = kind_of(summary)
+    heads, table, _ = kind.table(summary) if kind.in_report else ([], [], "")
     return Section(
         anchor=anchor,
         name=summary.study,
@@ -135,21 +135,12 @@ def _section(summary: Summary, anchor: str, folder: Path, formats: Sequence[str]
         pictures=_pictures(summary, anchor, place, formats),
         heads=heads,
         table=table,
-        answers=answers(summary),
+        answers=kind.answers(summary),
         trial=summary.subject is not None,
-        lines=tables.parts(summary),
-        claims=judge(summary),
+        lines=kind.parts(summary),
+        claims=kind.judge(summary),
         records=records,
     )
-
-
-def _table(summary: Summary) -> tuple[list[str], list[list[str]]]:
-    """Names of columns, and lines; nothing for studies whose figures say it all."""
-    if summary.task == "imagenet":
-        return accuracy.heads(summary), accuracy.words(summary, accuracy.rows_of(summary))
-    if summary.subject is not None:
-        return tables.heads(summary), tables.words(summary)
-    return [], []
 
 
 def _pictures(summary: Summary, anchor: str, place: Path, formats: Sequence[str]) -> list[Picture]:

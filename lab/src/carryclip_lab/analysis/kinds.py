@@ -10,7 +10,7 @@ from carryclip_lab.analysis.answers import Answer, answers
 from carryclip_lab.analysis.claims import Claim
 from carryclip_lab.analysis.summary import Summary
 from carryclip_lab.analysis.tables import Table
-from carryclip_lab.figures.drawn import Figure
+from carryclip_lab.figures.sheet import Figure
 
 Name = Literal["epochs", "accuracy", "trial"]
 

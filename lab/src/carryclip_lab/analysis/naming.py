@@ -130,14 +130,10 @@ def peer(name: str, carry: CarryPolicy = False) -> Method:
     return Method(carry, _PEERS + name)
 
 
-@functools.cache
-def _method(carry: str, own: str | None, clips: bool) -> Method:
-    return Method(policy_of(carry) if clips else None, own)
-
-
 def method_of(spec: Spec) -> Method:
     """What a spec does to the gradients."""
-    return _method(spec.carry, spec.method, clips=spec.region is not None or spec.method is not None)
+    clips = spec.region is not None or spec.method is not None
+    return Method(policy_of(spec.carry) if clips else None, spec.method)
 
 
 def _policy_name(carry: Any) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from carryclip_lab.analysis.summary import Summary
 from carryclip_lab.figures import carry, epochs, faster, images, outcomes, rates, ratios, trials
-from carryclip_lab.figures.drawn import Drawn, Figure
+from carryclip_lab.figures.sheet import Drawn, Figure
 from carryclip_lab.figures.style import RC
 
 FIGURES: Mapping[str, Figure] = {

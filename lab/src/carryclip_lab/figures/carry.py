@@ -7,8 +7,7 @@ from typing import Any
 from carryclip_lab.analysis.naming import CLIP, FULL, NONE, OPTIMIZERS, Method, RegionName, region_name
 from carryclip_lab.analysis.summary import Cell, Summary
 from carryclip_lab.engine.methods import sampling
-from carryclip_lab.figures.drawn import Drawn, known, named
-from carryclip_lab.figures.sheet import DOTTED, Panel, sheet
+from carryclip_lab.figures.sheet import DOTTED, Drawn, Panel, known, named, sheet
 from carryclip_lab.figures.style import Look, looks
 from carryclip_lab.imagenet.schedule import steps_of
 from carryclip_lab.store.records import Epoch

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from carryclip_lab.analysis.naming import OPTIMIZERS, Kind, region_name, region_order
 from carryclip_lab.analysis.summary import Summary
-from carryclip_lab.figures.drawn import Drawn
 from carryclip_lab.figures.lines import (
     Line,
     batch_axis,
@@ -17,7 +16,7 @@ from carryclip_lab.figures.lines import (
     lines_of,
     strip_height,
 )
-from carryclip_lab.figures.sheet import sheet
+from carryclip_lab.figures.sheet import Drawn, sheet
 
 SMALL = 100
 """The largest of the paper's small batches."""

@@ -5,9 +5,8 @@ from typing import Any
 from carryclip_lab.analysis.compare import Comparison, compare
 from carryclip_lab.analysis.naming import CLIP, NONE, OPTIMIZERS, Method, region_name
 from carryclip_lab.analysis.summary import Summary
-from carryclip_lab.figures.drawn import Drawn, known, named
 from carryclip_lab.figures.lines import apart, batch_axis
-from carryclip_lab.figures.sheet import DOTTED, Panel, sheet
+from carryclip_lab.figures.sheet import DOTTED, Drawn, Panel, known, named, sheet
 from carryclip_lab.figures.style import Look, looks
 
 Pair = tuple[Method, Method]

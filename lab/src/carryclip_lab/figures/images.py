@@ -2,8 +2,7 @@
 
 from carryclip_lab.analysis.accuracy import is_papers, rows_of, table
 from carryclip_lab.analysis.summary import Summary
-from carryclip_lab.figures.drawn import Drawn
-from carryclip_lab.figures.sheet import sheet
+from carryclip_lab.figures.sheet import Drawn, sheet
 from carryclip_lab.figures.style import Look, looks, plain
 
 THEIRS: Look = {"marker": "d", "markerfacecolor": "none", "color": "0.3", "linestyle": "none"}

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from carryclip_lab.analysis.summary import Cell, Summary
-from carryclip_lab.figures.drawn import known, named
-from carryclip_lab.figures.sheet import Panel
+from carryclip_lab.figures.sheet import Panel, known, named
 from carryclip_lab.figures.style import GREY, Look, component_look, looks, plain
 
 

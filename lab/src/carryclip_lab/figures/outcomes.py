@@ -5,9 +5,8 @@ from collections import Counter
 
 from carryclip_lab.analysis.naming import OPTIMIZERS, Method
 from carryclip_lab.analysis.summary import Summary
-from carryclip_lab.figures.drawn import Drawn
 from carryclip_lab.figures.lines import thousands
-from carryclip_lab.figures.sheet import Panel, sheet
+from carryclip_lab.figures.sheet import Drawn, Panel, sheet
 from carryclip_lab.figures.style import Look, plain
 
 LOOKS: dict[str, Look] = {

@@ -7,9 +7,8 @@ from typing import Any
 
 from carryclip_lab.analysis.naming import OPTIMIZERS, region_name
 from carryclip_lab.analysis.summary import Cell, Summary
-from carryclip_lab.figures.drawn import Drawn, known, named
 from carryclip_lab.figures.lines import Line, apart, cells_of, legend_of, lines_of
-from carryclip_lab.figures.sheet import Panel, sheet
+from carryclip_lab.figures.sheet import Drawn, Panel, known, named, sheet
 
 
 def draw(summary: Summary) -> Drawn | None:

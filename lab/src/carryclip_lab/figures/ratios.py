@@ -9,9 +9,8 @@ from carryclip_lab.analysis.compare import Comparison, compare, number
 from carryclip_lab.analysis.naming import NONE, OPTIMIZERS, Method, region_name, region_order
 from carryclip_lab.analysis.summary import Summary
 from carryclip_lab.analysis.verdicts import SEEDS
-from carryclip_lab.figures.drawn import Drawn, known, named
 from carryclip_lab.figures.lines import thousands
-from carryclip_lab.figures.sheet import Panel, sheet
+from carryclip_lab.figures.sheet import Drawn, Panel, known, named, sheet
 from carryclip_lab.figures.style import plain
 
 Row = tuple[str | None, Method]

@@ -1,21 +1,39 @@
-"""A sheet of panels in inches: a legend above, a line below that says which data, a strip under each panel if wanted.
+"""What a figure is: a sheet of panels, the sentences below it, and the numbers behind it.
 
+The sheet is laid out in inches: a legend above, a line below that says which data, a strip under each panel if wanted.
 Sizes are given and not solved for, so that thirty panels are laid out as fast as one.
 """
 
 import math
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from carryclip_lab.analysis.summary import Cell, Summary
-from carryclip_lab.figures.drawn import Drawn, caption, footer
+from carryclip_lab.analysis.summary import Cell, Summary, runs_of
 from carryclip_lab.figures.style import GREY, Look, plain
 
 LEGEND_ROW, TITLE, FOOT, RIGHT = 0.2, 0.27, 0.3, 0.15
 DOTTED: Look = {"color": "black", "linewidth": 0.6, "linestyle": (0, (1, 3))}
 """A line to compare with."""
+
+
+@dataclass
+class Drawn:
+    """A figure as it is shown."""
+
+    figure: Any
+    caption: str
+    rows: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One entry of the table of figures."""
+
+    title: str
+    draw: Callable[[Summary], Drawn | None]
+    """None if the study has nothing for it."""
 
 
 @dataclass
@@ -89,8 +107,15 @@ class Sheet:
             row[0].axes.set_ylabel(y)
 
     def drawn(self, text: str, rows: list[dict[str, Any]]) -> Drawn:
-        """The figure with its caption, which begins with the text, and its numbers."""
-        return Drawn(self.figure, caption(self.summary, self.cells, text), rows)
+        """With its numbers and a caption: what is seen, of which data, how much of it, and how it is made."""
+        summary, (done, planned) = self.summary, runs_of(self.cells)
+        size = summary.tier if summary.tier == "paper" else f"{summary.tier}, not the paper's size"
+        partial = "" if done == planned else "; partial, so all of it may still change"
+        caption = (
+            f"{text} Data: {summary.described}; study {summary.study}, "
+            f"tier {size}; {done:,} of {planned:,} runs{partial}. Command: {summary.command}"
+        )
+        return Drawn(self.figure, caption, rows)
 
 
 def sheet(
@@ -120,7 +145,7 @@ def sheet(
         gap: between panels, across and down; the latter without the panels' titles.
         share: which panels have the same axes: all, those of a row, or none.
     """
-    from matplotlib.figure import Figure
+    import matplotlib.figure
 
     shown, entries = list(cells), list(legend)
     width = left + columns * size[0] + (columns - 1) * gap[0] + RIGHT
@@ -128,9 +153,9 @@ def sheet(
     top = 0.14 + LEGEND_ROW * math.ceil(len(entries) / per_row) if entries else 0.05
     below = 0.05 + strip if strip else 0.0
     step = TITLE + size[1] + below + gap[1]
-    told = textwrap.wrap(footer(summary, shown), int((width - 0.2) / 0.05))
+    told = textwrap.wrap(_footer(summary, shown), int((width - 0.2) / 0.05))
     height = top + rows * step - gap[1] + 0.42 + FOOT + 0.12 * (len(told) - 1)
-    figure = Figure(figsize=(width, height))
+    figure = matplotlib.figure.Figure(figsize=(width, height))
 
     def add(x: float, y: float, tall: float, **shared: Any) -> Any:
         return figure.add_axes((x / width, y / height, size[0] / width, tall / height), **shared)
@@ -156,6 +181,15 @@ def sheet(
     return Sheet(figure, panels, summary, shown)
 
 
+def _footer(summary: Summary, cells: Sequence[Cell]) -> str:
+    """The caption's facts inside the picture, for pictures that travel alone."""
+    done, planned = runs_of(cells)
+    words = [summary.study, summary.data, f"tier {summary.tier}", f"{done:,} of {planned:,} runs"]
+    if summary.tier != "paper":
+        words[2] += " (not the paper's size)"
+    return plain(" · ".join(words + (["PARTIAL"] if done < planned else [])), 160)
+
+
 def _legend_columns(legend: Sequence[tuple[str, Look]], width: float) -> int:
     """As many as fit beside each other."""
     widest = max((len(plain(label)) for label, _ in legend), default=1)
@@ -170,3 +204,15 @@ def _add_legend(figure: Any, legend: Sequence[tuple[str, Look]], columns: int, x
     room = {"borderaxespad": 0.0, "borderpad": 0.0, "handlelength": 3.2, "columnspacing": 1.6, "labelspacing": 0.3}
     where = {"loc": "upper left", "bbox_to_anchor": (x, y), "ncols": columns, "frameon": False}
     figure.legend(made, [plain(label) for label, _ in legend], **where, **room)
+
+
+def named(cell: Cell) -> dict[str, Any]:
+    """The first columns of the numbers behind a figure: which cell they are about."""
+    setting = cell.setting
+    region = "" if setting.region is None else setting.name.label
+    return {"optimizer": setting.optimizer, "region": region, "method": setting.method.label, "batch": cell.batch}
+
+
+def known(value: float | None) -> float | str:
+    """A number for a table, empty where there is none."""
+    return "" if value is None or not math.isfinite(value) else value

@@ -9,8 +9,7 @@ from typing import Any
 from carryclip_lab.analysis.naming import METHODS, Method
 from carryclip_lab.analysis.summary import Cell, Summary
 from carryclip_lab.analysis.worth import Block, Row, blocks, row_name, stills
-from carryclip_lab.figures.drawn import Drawn, known
-from carryclip_lab.figures.sheet import Panel, sheet
+from carryclip_lab.figures.sheet import Drawn, Panel, known, sheet
 from carryclip_lab.figures.style import Look, looks, plain
 
 THIN = 0.9

@@ -15,7 +15,7 @@ from carryclip_lab.analysis.kinds import kind_of
 from carryclip_lab.analysis.summary import Summary, summaries
 from carryclip_lab.commands.output import save_figure, save_rows
 from carryclip_lab.figures import draw, figures_of
-from carryclip_lab.figures.drawn import Drawn
+from carryclip_lab.figures.sheet import Drawn
 from carryclip_lab.figures.style import RC
 from carryclip_lab.store.records import OUTCOMES, Record
 from carryclip_lab.store.store import Store

@@ -26,6 +26,7 @@ class Kind:
         answers: to those who ask whether to turn the carry on.
         parts: a study's lines in the tables of all trials, by their names.
         in_report: whether the report shows the table; not where the figures say it all.
+        trial: whether each data set of a study is a trial with a title of its own.
     """
 
     figures: Mapping[str, Figure]
@@ -34,12 +35,13 @@ class Kind:
     answers: Callable[[Summary], list[Answer]] = lambda summary: []
     parts: Callable[[Summary], dict[str, list[list[str]]]] = lambda summary: {}
     in_report: bool = True
+    trial: bool = False
 
 
 KINDS: dict[Name, Kind] = {
     "epochs": Kind(figures.FIGURES, tables.of_epochs, judge.judge, in_report=False),
     "accuracy": Kind(figures.IMAGES, accuracy.table, accuracy.judged),
-    "trial": Kind(figures.TRIALS, tables.of_trial, answers=answers, parts=tables.parts),
+    "trial": Kind(figures.TRIALS, tables.of_trial, answers=answers, parts=tables.parts, trial=True),
 }
 
 

@@ -23,37 +23,29 @@ Trace = tuple[Cell, list[Epoch]]
 
 def draw(summary: Summary) -> Drawn | None:
     """One column per optimizer, one row for a small, a middle and a large batch; the feed below the norms."""
-    region = summary.main_region
-    batches, optimizers = _few(summary.batches), summary.optimizers
+    region, batches = summary.main_region, _few(summary.batches)
     here = [cell for cell in summary.cells if cell.setting.region == region and cell.batch in batches]
     cells = [cell for cell in here if cell.setting.method not in (NONE, CLIP)]
-    traces = [trace for cell in cells if (trace := _trace(summary, cell))]
+    traces = _traces(summary, cells)
     if region is None or not traces:
         return None
     given = {method: _line(look) for method, look in looks(summary.methods).items()}
-    used = [method for method in summary.methods if any(cell.setting.method == method for cell, _ in traces)]
-    legend = [("gradient", GRADIENT), ("radius", RADIUS), *((f"carry, {each.label}", given[each]) for each in used)]
     room = {"size": (3.5, 1.7), "strip": 0.55, "left": 0.75, "gap": (0.2, 0.4)}
-    made = sheet(summary, cells, len(batches), len(optimizers), legend=legend, share="none", **room)
-    limits = _limits(epoch for _, epochs in traces for epoch in epochs)
-    rows = []
-    for batch, panels in zip(batches, made.panels, strict=True):
-        for name, panel in zip(optimizers, panels, strict=True):
-            found = [each for each in traces if (each[0].setting.optimizer, each[0].batch) == (name, batch)]
-            found.sort(key=lambda trace: trace[0].setting.method.order)
-            panel.axes.set_title(f"{OPTIMIZERS.get(name, name)}, batch {batch}")
-            _norms(panel, found, given, limits)
-            _feed(panel, found, given)
-            panel.axes.tick_params(labelleft=panel is panels[0])
-            rows += [_row(cell, epoch) for cell, epochs in found for epoch in epochs]
-        panels[0].strip.set_ylabel("feed")
+    legend = _legend(traces, given).items()
+    made = sheet(summary, cells, batches, summary.optimizers, legend=legend, share="none", **room)
+    for batch, name, panel in made.each():
+        found = [trace for trace in traces if (trace[0].batch, trace[0].setting.optimizer) == (batch, name)]
+        _norms(panel, found, given)
+        _log_norms(panel, traces)
+        _feed(panel, found, given)
+        panel.axes.set_title(f"{OPTIMIZERS.get(name, name)}, batch {batch}")
     made.label("epoch", "norm")
     text = (
         f"Norms of gradient, carry and radius by epoch, {region_name(region).label}, for the first seed at the best "
         "learning rate of each method; the gradient is that of the first method shown. Below: the carry's feed, the "
         "share of a radius that each gradient adds in the carry's direction; above 0.5 (dotted) the carry winds up."
     )
-    return made.drawn(text, rows)
+    return made.drawn(text, [_row(cell, epoch) for cell, epochs in traces for epoch in epochs])
 
 
 def _few(batches: Sequence[int]) -> list[int]:
@@ -61,12 +53,22 @@ def _few(batches: Sequence[int]) -> list[int]:
     return list(dict.fromkeys([batches[0], batches[(len(batches) - 1) // 2], batches[-1]]))
 
 
-def _trace(summary: Summary, cell: Cell) -> Trace | None:
-    """The first seed at the chosen learning rate, if it has measured a carry."""
-    if cell.lr is None or not cell.chosen:
-        return None
-    epochs = list(summary.epochs(cell.runs[cell.lr][min(cell.chosen)].spec.id))
-    return (cell, epochs) if any(epoch.carry_norm is not None for epoch in epochs) else None
+def _traces(summary: Summary, cells: Iterable[Cell]) -> list[Trace]:
+    """Of each cell the first seed at the chosen learning rate, if it has measured a carry; in the order of panels."""
+    found = []
+    for cell in cells:
+        if cell.lr is not None and cell.chosen:
+            epochs = list(summary.epochs(cell.runs[cell.lr][min(cell.chosen)].spec.id))
+            if any(epoch.carry_norm is not None for epoch in epochs):
+                found.append((cell, epochs))
+    places = summary.optimizers
+    found.sort(key=lambda each: (each[0].batch, places.index(each[0].setting.optimizer), each[0].setting.method.order))
+    return found
+
+
+def _legend(traces: Iterable[Trace], given: Mapping[Method, Look]) -> dict[str, Look]:
+    methods = sorted({cell.setting.method for cell, _ in traces}, key=lambda method: method.order)
+    return {"gradient": GRADIENT, "radius": RADIUS, **{f"carry, {each.label}": given[each] for each in methods}}
 
 
 def _line(look: Look) -> Look:
@@ -78,7 +80,7 @@ def _plot(axes: Any, epochs: Sequence[Epoch], name: str, look: Look) -> None:
     axes.plot([epoch.epoch for epoch in epochs], [getattr(epoch, name) or math.nan for epoch in epochs], **look)
 
 
-def _norms(panel: Panel, found: Sequence[Trace], given: Mapping[Method, Look], limits: tuple[float, float]) -> None:
+def _norms(panel: Panel, found: Sequence[Trace], given: Mapping[Method, Look]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     if not found:
@@ -88,17 +90,15 @@ def _norms(panel: Panel, found: Sequence[Trace], given: Mapping[Method, Look], l
             _plot(panel.axes, epochs, "grad_norm", GRADIENT)
             _plot(panel.axes, epochs, "radius_norm", RADIUS)
         _plot(panel.axes, epochs, "carry_norm", given[cell.setting.method])
-    _log_norms(panel, *limits)
     panel.axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    panel.axes.tick_params(labelleft=panel.first)
 
 
-def _limits(epochs: Iterable[Epoch]) -> tuple[float, float]:
-    """The range of all norms."""
-    seen = [value for epoch in epochs for name in NORMS if (value := getattr(epoch, name))]
-    return min(seen, default=0.1) / 1.5, max(seen, default=1.0) * 1.5
-
-
-def _log_norms(panel: Panel, low: float, high: float) -> None:
+def _log_norms(panel: Panel, traces: Iterable[Trace]) -> None:
+    """An axis for all norms of these runs."""
+    norms = [getattr(epoch, name) for _, epochs in traces for epoch in epochs for name in NORMS]
+    seen = [norm for norm in norms if norm]
+    low, high = min(seen, default=0.1) / 1.5, max(seen, default=1.0) * 1.5
     panel.log_y(low, high, (1.0,) if high / low > 1000 else (1.0, 2.0, 5.0))
 
 
@@ -111,7 +111,7 @@ def _feed(panel: Panel, found: Sequence[Trace], given: Mapping[Method, Look]) ->
         strip.axhline(0.5, **DOTTED)
     else:
         strip.set_xticks([])
-    strip.set(ylim=(-1.08, 1.08), yticks=[-0.5, 0, 0.5])
+    strip.set(ylim=(-1.08, 1.08), yticks=[-0.5, 0, 0.5], ylabel="feed" if panel.first else "")
 
 
 def _row(cell: Cell, epoch: Epoch) -> dict[str, Any]:
@@ -128,11 +128,11 @@ def trajectory(summary: Summary) -> Drawn | None:
         return None
     lines = dict(zip(NORMS, (GRADIENT, _line(looks([FULL])[FULL]), RADIUS), strict=True))
     legend = zip(("gradient", "carry", "radius", "training loss"), (*lines.values(), LOSS), strict=True)
-    made = sheet(summary, [cell], 1, 2, legend=legend, size=(3.4, 2.2), share="none", gap=(0.75, 0.3))
+    made = sheet(summary, [cell], [0], ["norms", "loss"], legend=legend, size=(3.4, 2.2), share="none", gap=(0.75, 0.3))
     norms, losses = made.panels[0]
     for name, look in lines.items():
         _plot(norms.axes, epochs, name, look)
-    _log_norms(norms, *_limits(epochs))
+    _log_norms(norms, [(cell, epochs)])
     losses.axes.plot([epoch.epoch for epoch in epochs], [epoch.loss for epoch in epochs], **LOSS)
     norms.axes.set_title("Norms")
     losses.axes.set_title("Cross-entropy with smoothed labels")

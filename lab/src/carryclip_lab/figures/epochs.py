@@ -116,15 +116,15 @@ def _draw(
     left: float = 1.25,
 ) -> Drawn:
     """One view of the batch sizes for all rows of panels, or one for each; a part of them is shown on a linear axis."""
-    columns = len(grid[0])
-    size = size or (3.4 if columns > 2 else 4.2, 1.7)
+    columns = range(len(grid[0]))
+    size = size or (3.4 if len(columns) > 2 else 4.2, 1.7)
     rows = [[line for _, lines in row for line in lines] for row in grid]
     every = [line for row in rows for line in row]
     cells, legend = cells_of(every), legend_of(every)
     made = sheet(
         summary,
         cells,
-        len(grid),
+        range(len(grid)),
         columns,
         legend=legend.items(),
         size=size,
@@ -132,11 +132,11 @@ def _draw(
         left=left,
         share="all" if len(views) == 1 else "row",
     )
-    for panels, row in zip(made.panels, grid, strict=True):
-        for column, (panel, (title, lines)) in enumerate(zip(panels, row, strict=True)):
-            draw_lines(panel, lines)
-            draw_strip(panel, lines, list(legend), first=column == 0)
-            panel.axes.set_title(title)
+    for row, column, panel in made.each():
+        title, lines = grid[row][column]
+        draw_lines(panel, lines)
+        draw_strip(panel, lines, list(legend))
+        panel.axes.set_title(title)
     for panels, row, view in zip(made.panels, rows, views, strict=False):
         batch_axis(panels[0], view, size[0])  # the others share both axes
         epochs_axis(panels[0], cells if len(views) == 1 else cells_of(row), log=view == summary.batches)

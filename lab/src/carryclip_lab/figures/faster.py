@@ -1,5 +1,6 @@
 """The chance that a run with U-Clip needs fewer epochs than one without, or than one with plain clipping."""
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from carryclip_lab.analysis.compare import Comparison, compare
@@ -16,20 +17,18 @@ Pair = tuple[Method, Method]
 def draw(summary: Summary) -> Drawn | None:
     """One column per optimizer; one line for each method with carry and each it is compared with."""
     region = summary.main_region
-    pairs = [(method, other) for method in summary.methods if method.is_uclip for other in (NONE, CLIP)]
-    seen = {(name, pair): _compared(summary, name, pair) for name in summary.optimizers for pair in pairs}
-    used = [pair for pair in pairs if any(seen[name, pair] for name in summary.optimizers)]
-    if region is None or not used:
+    seen = {name: _compared(summary, name) for name in summary.optimizers}
+    given = _looks(summary, seen.values())
+    if region is None or not given:
         return None
-    given = {pair: _look(looks(summary.methods)[pair[0]], pair[1]) for pair in used}
     cells = [cell for cell in summary.cells if cell.setting.region in (region, None)]
     legend = [(f"{ours.label} against {other.label}", look) for (ours, other), look in given.items()]
-    made = sheet(summary, cells, 1, len(summary.optimizers), legend=legend, size=(3.5, 2.4))
-    for panel, name in zip(made.panels[0], summary.optimizers, strict=True):
+    made = sheet(summary, cells, [region], summary.optimizers, legend=legend, size=(3.5, 2.4))
+    for _, name, panel in made.each():
         panel.axes.axhline(0.5, **DOTTED)
-        for place, pair in enumerate(used):
-            _points(panel, seen[name, pair], given[pair], apart(place, len(used), 0.05))
-        if not any(seen[name, pair] for pair in used):
+        for place, (pair, look) in enumerate(given.items()):
+            _points(panel, seen[name].get(pair, []), look, apart(place, len(given), 0.05))
+        if not seen[name]:
             panel.remark("nothing to compare yet", 0.3)
         panel.axes.set_title(OPTIMIZERS.get(name, name))
     first = made.panels[0][0]  # the others share its axes
@@ -42,24 +41,31 @@ def draw(summary: Summary) -> Drawn | None:
         "as infinitely many. Bars: 95 % bootstrap intervals over seeds, in pairs where seeds agree; where every run of "
         "one is ahead of every run of the other they have no width, however few the seeds."
     )
-    return made.drawn(text, [_row(each, pair[1]) for (_, pair), found in seen.items() for each in found])
+    return made.drawn(text, [row for found in seen.values() for pair in found for row in _rows(found[pair], pair[1])])
 
 
-def _compared(summary: Summary, optimizer: str, pair: Pair) -> list[Comparison]:
-    """By batch size, where both have runs."""
-    region, (ours, other) = summary.main_region, pair
-    found = []
-    for batch in summary.batches:
-        base = summary.find(optimizer, None if other == NONE else region, other, batch)
-        found.append(compare(summary.find(optimizer, region, ours, batch), base))
-    return [each for each in found if each is not None]
+def _compared(summary: Summary, optimizer: str) -> dict[Pair, list[Comparison]]:
+    """Every pair by batch size, where both have runs."""
+    region, seen = summary.main_region, dict[Pair, list[Comparison]]()
+    for method in (method for method in summary.methods if method.is_uclip):
+        for other in (NONE, CLIP):
+            for batch in summary.batches:
+                base = summary.find(optimizer, None if other == NONE else region, other, batch)
+                found = compare(summary.find(optimizer, region, method, batch), base)
+                if found is not None:
+                    seen.setdefault((method, other), []).append(found)
+    return seen
 
 
-def _look(usual: Look, other: Method) -> Look:
+def _looks(summary: Summary, seen: Iterable[dict[Pair, Any]]) -> dict[Pair, Look]:
     """The method's own against none; hollow and dashed against clipping."""
-    if other == NONE:
-        return {**usual, "linestyle": "-"}
-    return {**usual, "linestyle": (0, (2, 2)), "markerfacecolor": "white"}
+    used = {pair for found in seen for pair in found}
+    dashed: Look = {"linestyle": (0, (2, 2)), "markerfacecolor": "white"}
+    given = {}
+    for method, look in looks(summary.methods).items():
+        given[method, NONE] = {**look, "linestyle": "-"}
+        given[method, CLIP] = {**look, **dashed}
+    return {pair: look for pair, look in given.items() if pair in used}
 
 
 def _points(panel: Panel, found: list[Comparison], look: Look, shift: float) -> None:
@@ -70,16 +76,17 @@ def _points(panel: Panel, found: list[Comparison], look: Look, shift: float) -> 
     panel.axes.errorbar(x, middle, bars, **look, linewidth=1.0, elinewidth=0.9, capsize=2)
 
 
-def _row(each: Comparison, other: Method) -> dict[str, Any]:
-    names, effect = named(each.cell), each.effect
-    batch = names.pop("batch")
-    return {
-        **names,
-        "against": other.label,
-        "batch": batch,
-        **dict(zip(("fewer", "fewer_low", "fewer_high"), each.fewer, strict=True)),
-        "ratio": known(effect.value),
-        "ratio_low": known(effect.low),
-        "ratio_high": known(effect.high),
-        "seeds": effect.seeds,
-    }
+def _rows(found: list[Comparison], other: Method) -> Iterator[dict[str, Any]]:
+    for each in found:
+        names, effect = named(each.cell), each.effect
+        batch = names.pop("batch")
+        yield {
+            **names,
+            "against": other.label,
+            "batch": batch,
+            **dict(zip(("fewer", "fewer_low", "fewer_high"), each.fewer, strict=True)),
+            "ratio": known(effect.value),
+            "ratio_low": known(effect.low),
+            "ratio_high": known(effect.high),
+            "seeds": effect.seeds,
+        }

@@ -17,7 +17,7 @@ def accuracy(summary: Summary) -> Drawn | None:
     legend = [(method.label, look) for method, look in given.items()]
     if own:
         legend.append(("the paper", THEIRS))
-    made = sheet(summary, summary.cells, 1, 1, legend=legend, size=(4.6, 0.24 * len(rows) + 0.2), left=1.75)
+    made = sheet(summary, summary.cells, [0], [0], legend=legend, size=(4.6, 0.24 * len(rows) + 0.2), left=1.75)
     panel = made.panels[0][0]
     for place, row in enumerate(reversed(rows)):
         if row.median is not None:

@@ -82,15 +82,8 @@ def strip_height(methods: int) -> float:
     return 0.135 * (methods + 1)
 
 
-def draw_strip(panel: Panel, lines: Sequence[Line], labels: Sequence[str], *, first: bool) -> None:
-    """One row per label, one place per batch size: how many seeds did not reach, or a question mark before all ran.
-
-    Args:
-        panel: with the strip.
-        lines: of the panel.
-        labels: of all panels.
-        first: whether it stands on the left, and so names the rows.
-    """
+def draw_strip(panel: Panel, lines: Sequence[Line], labels: Sequence[str]) -> None:
+    """One row per label, one place per batch size: how many seeds did not reach, or a question mark before all ran."""
     strip, good = panel.strip, []
     for line in sorted(lines, key=lambda line: labels.index(line.label)):
         row = labels.index(line.label) + 1
@@ -103,9 +96,9 @@ def draw_strip(panel: Panel, lines: Sequence[Line], labels: Sequence[str], *, fi
             strip.text(cell.batch, row, text, color=color, **given)
     strip.plot([x for x, _ in good], [y for _, y in good], ".", color="0.72", markersize=1.5)
     strip.set_ylim(len(labels) + 0.5, -0.5)
-    strip.set_yticks(range(1, len(labels) + 1), [plain(label, 22) if first else "" for label in labels])
-    strip.yaxis.set_visible(first)
-    if first:
+    strip.set_yticks(range(1, len(labels) + 1), [plain(label, 22) if panel.first else "" for label in labels])
+    strip.yaxis.set_visible(panel.first)
+    if panel.first:
         panel.beside(0, "missed the target:", style="italic")
     strip.tick_params(axis="y", length=0, labelsize=6)
     strip.set_facecolor("0.965")

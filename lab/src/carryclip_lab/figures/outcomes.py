@@ -30,9 +30,8 @@ def draw(summary: Summary) -> Drawn | None:
     step = len(summary.methods) + 1
     width = min(11.0, max(4.5, 0.26 * len(summary.batches) * step))
     legend = [(name.replace("_", " ").replace("open", "not done"), LOOKS[name]) for name in used]
-    rows = len(summary.optimizers)
-    made = sheet(summary, summary.cells, rows, 1, legend=legend, size=(width, 1.25), gap=(0.2, 0.55))
-    for name, (panel,) in zip(summary.optimizers, made.panels, strict=True):
+    made = sheet(summary, summary.cells, summary.optimizers, [0], legend=legend, size=(width, 1.25), gap=(0.2, 0.55))
+    for name, _, panel in made.each():
         for place, batch in enumerate(summary.batches):
             for number, method in enumerate(summary.methods):
                 _bar(panel, place * step + number, counts[name, method, batch], used)

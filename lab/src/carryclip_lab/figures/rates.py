@@ -14,26 +14,23 @@ from carryclip_lab.figures.sheet import Drawn, Panel, known, named, sheet
 def draw(summary: Summary) -> Drawn | None:
     """One row per batch size, one column per optimizer; a shaded band on top stands for "not reached"."""
     region = summary.main_region
-    regions = [region] if region else []
-    grid = [[lines_of(summary, name, regions, [batch]) for name in summary.optimizers] for batch in summary.batches]
-    every = [line for row in grid for lines in row for line in lines]
+    lines = {
+        (batch, name): lines_of(summary, name, [region] if region else [], [batch])
+        for batch in summary.batches
+        for name in summary.optimizers
+    }
+    every = [line for found in lines.values() for line in found]
     cells = cells_of(every)
     if max((len(cell.runs) for cell in cells), default=0) < 2:
         return None
-    ends = _ends(cells)
-    size = {"size": (3.5, 1.35), "gap": (0.22, 0.2)}
-    legend = legend_of(every).items()
-    made = sheet(summary, cells, len(grid), len(summary.optimizers), legend=legend, share="none", **size)
-    for column, name in enumerate(summary.optimizers):
+    low, top = _ends(cells)
+    room = {"legend": legend_of(every).items(), "size": (3.5, 1.35), "gap": (0.22, 0.2)}
+    made = sheet(summary, cells, summary.batches, summary.optimizers, share="none", **room)
+    for batch, name, panel in made.each():
         rates = sorted({lr for cell in cells if cell.setting.optimizer == name for lr in cell.runs})
-        for batch, row, panels in zip(summary.batches, grid, made.panels, strict=True):
-            panel = panels[column]
-            _lines(panel, row[column], rates, ends[1])
-            _axes(panel, rates, *ends)
-            panel.axes.set_title(f"{OPTIMIZERS.get(name, name)}, batch {batch}")
-            panel.axes.tick_params(labelbottom=panels is made.panels[-1], labelleft=column == 0)
-            if column == 0:
-                panel.beside(ends[1], "not reached")
+        _lines(panel, lines[batch, name], rates, top)
+        _axes(panel, rates, low, top)
+        panel.axes.set_title(f"{OPTIMIZERS.get(name, name)}, batch {batch}")
     made.label("learning rate", "epochs")
     text = (
         f"Epochs to {100 * summary.target:g} % against the learning rate"
@@ -79,6 +76,9 @@ def _axes(panel: Panel, rates: list[float], low: float, top: float) -> None:
     ticks = [step for step in steps if low / 1.4 < step < top / 1.6]
     panel.axes.set_yticks(ticks, [f"{step:g}" for step in ticks])
     panel.axes.yaxis.set_minor_locator(NullLocator())
+    panel.axes.tick_params(labelbottom=panel.last, labelleft=panel.first)
+    if panel.first:
+        panel.beside(top, "not reached")
 
 
 def _row(cell: Cell, lr: float) -> dict[str, Any]:

@@ -21,15 +21,15 @@ def draw(summary: Summary) -> Drawn | None:
     """One map per optimizer: a row per region and method, a column per batch size."""
     rows = list({(cell.setting.region, cell.setting.method) for cell in summary.cells} - {(None, NONE)})
     rows.sort(key=lambda row: (region_order(row[0]), row[1].order))
-    maps = [_compared(summary, name, rows) for name in summary.optimizers]
-    if not any(maps):
+    maps = {name: _compared(summary, name, rows) for name in summary.optimizers}
+    if not any(maps.values()):
         return None
     labels = [_label(row) for row in rows]
     left = 0.35 + 0.058 * max(map(len, labels))
     size = (max(1.9, 0.34 * len(summary.batches)), max(0.5, 0.19 * len(rows)))
-    made = sheet(summary, summary.cells, 1, len(maps), size=size, left=left, gap=(0.15, 0.0))
-    for panel, name, seen in zip(made.panels[0], summary.optimizers, maps, strict=True):
-        _map(panel, seen, rows, summary.batches)
+    made = sheet(summary, summary.cells, [0], summary.optimizers, size=size, left=left, gap=(0.15, 0.0))
+    for _, name, panel in made.each():
+        _map(panel, maps[name], rows, summary.batches)
         panel.axes.set_title(OPTIMIZERS.get(name, name))
     made.panels[0][0].axes.set_yticks(range(len(rows)), labels)
     made.label("batch size", "")
@@ -39,7 +39,7 @@ def draw(summary: Summary) -> Drawn | None:
         "missing. Signs: + reached the target where the optimizer alone did not (in the median), × the other way "
         "round, – neither; blank: not run yet."
     )
-    return made.drawn(text, [_row(found) for seen in maps for found in seen.values()])
+    return made.drawn(text, [_row(found) for seen in maps.values() for found in seen.values()])
 
 
 def _compared(summary: Summary, optimizer: str, rows: list[Row]) -> dict[tuple[Row, int], Comparison]:

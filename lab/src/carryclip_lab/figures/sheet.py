@@ -6,7 +6,7 @@ Sizes are given and not solved for, so that thirty panels are laid out as fast a
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -41,6 +41,10 @@ class Panel:
     """A pair of Matplotlib's axes, and the strip below it if there is one."""
 
     axes: Any
+    first: bool = True
+    """Whether it stands on the left."""
+    last: bool = True
+    """Whether it stands in the lowest row."""
     strip: Any = None
 
     @property
@@ -96,8 +100,16 @@ class Sheet:
 
     figure: Any
     panels: list[list[Panel]]
+    rows: Sequence[Any]
+    columns: Sequence[Any]
     summary: Summary
     cells: Sequence[Cell]
+
+    def each(self) -> Iterator[tuple[Any, Any, Panel]]:
+        """What the row shows, what the column shows, and the panel."""
+        for row, panels in zip(self.rows, self.panels, strict=True):
+            for column, panel in zip(self.columns, panels, strict=True):
+                yield row, column, panel
 
     def label(self, x: str, y: str) -> None:
         """Name the axes once: x below the lowest panels, y left of the first ones."""
@@ -121,8 +133,8 @@ class Sheet:
 def sheet(
     summary: Summary,
     cells: Iterable[Cell],
-    rows: int,
-    columns: int,
+    rows: Sequence[Any],
+    columns: Sequence[Any],
     *,
     legend: Iterable[tuple[str, Look]] = (),
     size: tuple[float, float] = (3.4, 2.2),
@@ -136,8 +148,8 @@ def sheet(
     Args:
         summary: the study.
         cells: those of its cells that are shown.
-        rows: of panels.
-        columns: of panels.
+        rows: what each row of panels shows.
+        columns: what each column shows.
         legend: labels and looks, shown once above all panels.
         size: width and height of a panel.
         strip: height of the strip under each panel; 0 for none.
@@ -148,37 +160,38 @@ def sheet(
     import matplotlib.figure
 
     shown, entries = list(cells), list(legend)
-    width = left + columns * size[0] + (columns - 1) * gap[0] + RIGHT
+    width = left + len(columns) * size[0] + (len(columns) - 1) * gap[0] + RIGHT
     per_row = _legend_columns(entries, width)
     top = 0.14 + LEGEND_ROW * math.ceil(len(entries) / per_row) if entries else 0.05
     below = 0.05 + strip if strip else 0.0
     step = TITLE + size[1] + below + gap[1]
     told = textwrap.wrap(_footer(summary, shown), int((width - 0.2) / 0.05))
-    height = top + rows * step - gap[1] + 0.42 + FOOT + 0.12 * (len(told) - 1)
+    height = top + len(rows) * step - gap[1] + 0.42 + FOOT + 0.12 * (len(told) - 1)
     figure = matplotlib.figure.Figure(figsize=(width, height))
 
     def add(x: float, y: float, tall: float, **shared: Any) -> Any:
         return figure.add_axes((x / width, y / height, size[0] / width, tall / height), **shared)
 
     panels: list[list[Panel]] = []
-    for row in range(rows):
+    for row in range(len(rows)):
         bottom = height - top - row * step - TITLE - size[1]
         panels.append([])
-        for column in range(columns):
+        for column in range(len(columns)):
             alike = {"all": panels[0], "row": panels[row], "none": []}[share]
             first = alike[0].axes if alike else None
             x = left + column * (size[0] + gap[0])
-            panel = Panel(add(x, bottom, size[1], sharex=first, sharey=first))
-            panel.axes.tick_params(labelsize=7, labelleft=column == 0 or share == "none")
+            axes = add(x, bottom, size[1], sharex=first, sharey=first)
+            panel = Panel(axes, first=column == 0, last=row == len(rows) - 1)
+            axes.tick_params(labelsize=7, labelleft=panel.first or share == "none")
             if strip:
-                panel.strip = add(x, bottom - below, strip, sharex=panel.axes)
-                panel.axes.xaxis.set_visible(False)
-                panel.strip.tick_params(labelsize=7, labelleft=column == 0)
+                panel.strip = add(x, bottom - below, strip, sharex=axes)
+                axes.xaxis.set_visible(False)
+                panel.strip.tick_params(labelsize=7, labelleft=panel.first)
             panels[-1].append(panel)
     figure.text(0.12 / width, 0.09 / height, "\n".join(told), fontsize=6.5, color=GREY, va="bottom")
     if entries:
         _add_legend(figure, entries, per_row, left / width, 1 - 0.08 / height)
-    return Sheet(figure, panels, summary, shown)
+    return Sheet(figure, panels, rows, columns, summary, shown)
 
 
 def _footer(summary: Summary, cells: Sequence[Cell]) -> str:

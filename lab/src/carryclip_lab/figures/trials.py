@@ -27,7 +27,7 @@ def worth(summary: Summary) -> Drawn | None:
     given = _looks((row.method, row.times) for block in found for row in block.rows)
     size = (3.4, max(2.1, 0.17 * max(len(block.rows) for block in found) + 0.3))
     room = {"legend": _legend(given), "size": size, "gap": (1.75, 0.5)}
-    made = sheet(summary, summary.cells, len(found), 2, share="none", **room)
+    made = sheet(summary, summary.cells, found, ["rates", "effects"], share="none", **room)
     for block, (left, right) in zip(found, made.panels, strict=True):
         _rates(left, block, given)
         _effects(right, block, given)
@@ -124,31 +124,29 @@ def _numbers(block: Block, row: Row) -> dict[str, Any]:
 def course(summary: Summary) -> Drawn | None:
     """One row per region: the metric, the share that is clipped and the carry over training, at the best rates."""
     found = blocks(summary)
-    used = [row for block in found for row in block.rows if row.scores and row.method in METHODS]
+    used = [(block, row) for block in found for row in block.rows if row.scores and row.method in METHODS]
     if not used:
         return None
     subject = found[0].subject
     titles = {subject.metric: subject.words, "clipped": "clipped share", "carry": "carry (radii)"}
-    given = _looks((row.method, row.times) for row in used)
-    cells = dict.fromkeys(row.cell for row in used)
+    given = _looks((row.method, row.times) for _, row in used)
+    cells = dict.fromkeys(row.cell for _, row in used)
     room = {"legend": _legend(given), "size": (2.5, 1.7), "gap": (0.6, 0.45)}
-    made = sheet(summary, cells, len(found), 3, share="none", **room)
+    made = sheet(summary, cells, found, list(titles), share="none", **room)
     made.label("steps", "")
-    rows = []
-    for block, panels in zip(found, made.panels, strict=True):
-        for row in (row for row in block.rows if row in used):
-            lines = _means(summary, row.cell, subject.metric)
-            rows += [{"region": block.label, "method": row.name, **line} for line in lines]
-            for panel, key in zip(panels, titles, strict=True):
-                seen = [(line["steps"], line[key]) for line in lines if line[key] is not None]
-                if seen:
-                    look = {**given[row.method, row.times], "markersize": 2.5}
-                    panel.axes.plot(*zip(*seen, strict=True), **look)
-        for panel, title in zip(panels, titles.values(), strict=True):
-            panel.axes.set_title(plain(title, 40))
-        panels[2].axes.set_yscale("symlog", linthresh=1.0)
-        panels[2].axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        panels[0].axes.set_ylabel(plain(block.label))
+    means = {row: _means(summary, row.cell, subject.metric) for _, row in used}
+    for block, key, panel in made.each():
+        for row in block.rows:
+            seen = [(line["steps"], line[key]) for line in means.get(row, []) if line[key] is not None]
+            if seen:
+                panel.axes.plot(*zip(*seen, strict=True), **given[row.method, row.times], markersize=2.5)
+        panel.axes.set_title(plain(titles[key], 40))
+        if panel.first:
+            panel.axes.set_ylabel(plain(block.label))
+        if key == "carry":
+            panel.axes.set_yscale("symlog", linthresh=1.0)
+            panel.axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    rows = [{"region": block.label, "method": row.name, **line} for block, row in used for line in means[row]]
     text = (
         f"Over training, at the best learning rate of each method, means over seeds: {subject.words} (left), share of "
         "steps or coordinates that are clipped (middle), norm of the carry in radii (right)."
@@ -185,7 +183,7 @@ def frozen(summary: Summary) -> Drawn | None:
     if not found:
         return None
     given = _looks((still.method, 1.0) for still in found)
-    made = sheet(summary, summary.cells, 1, 1, legend=_legend(given), size=(5.2, 2.6), left=0.75, share="none")
+    made = sheet(summary, summary.cells, [0], [0], legend=_legend(given), size=(5.2, 2.6), left=0.75, share="none")
     panel = made.panels[0][0]
     for place, ((method, _), look) in enumerate(given.items()):
         mine = [still for still in found if still.method == method]

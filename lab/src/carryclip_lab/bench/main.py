@@ -14,7 +14,7 @@ from rich.status import Status
 import torch
 from carryclip_lab.bench import models, report, runner
 from carryclip_lab.bench.runner import Options, Row
-from carryclip_lab.commands.output import make_folder
+from carryclip_lab.commands.output import complain, make_folder
 
 QUIET_SECONDS = 30
 """Between two lines about the progress where there is no terminal."""
@@ -34,34 +34,28 @@ def main(
     console = Console()
     chosen = model or (["conv-net", "600 tiny tensors"] if quick else list(models.MODELS))
     parts = list(part or (("clipping", "overhead") if quick else runner.PARTS))
-    unknown = [name for name in chosen if name not in models.MODELS]
-    if unknown:
-        return _refuse(console, f"There is no model {unknown[0]!r}; choose from: {', '.join(models.MODELS)}.")
-    if repeats is not None and repeats < 3:
-        return _refuse(console, f"repeats must be at least 3 for a median with quartiles; got {repeats}.")
+    wrong = _wrong(chosen, repeats)
+    if wrong:
+        complain(console, wrong)
+        return 2
     folder = make_folder(out, console)
     if folder is None:
         return 2
-    if jax and importlib.util.find_spec("optax") is None:
-        console.print('optax is not installed, so its part is left out; pip install "carryclip[jax]" brings it.')
-        jax = False
-    command = "carryclip bench" + (" --quick" if quick else "") + "".join(f" --part {name}" for name in part or [])
-    command += "".join(f" --model '{name}'" for name in model or [])
+    if "optax" in parts and (not jax or importlib.util.find_spec("optax") is None):
+        parts.remove("optax")
+        if jax:
+            console.print('optax is not installed, so its part is left out; pip install "carryclip[jax]" brings it.')
+    words = ["carryclip bench", *(["--quick"] if quick else []), *(f"--part {name}" for name in part or [])]
+    command = " ".join(words + [f"--model '{name}'" for name in model or []])
     rows, start = list[Row](), time.perf_counter()
     torch.set_grad_enabled(True)
     with console.status("starting") as status:
-        options = Options(
-            models=chosen,
-            repeats=repeats or (11 if quick else 21),
-            compile=compile and not quick,
-            whole=not quick,
-            say=_Teller(console, status),
-        )
-        for name, contests in runner.PARTS.items():
-            if name in parts and (jax or name != "optax"):
-                for found in contests(options):
-                    rows += found
-                    report.save(runner.as_json(rows, command), folder / "bench.json")  # whatever happens later
+        teller = _Teller(console, status)
+        times = repeats or (11 if quick else 21)
+        options = Options(chosen, times, compile=compile and not quick, whole=not quick, say=teller)
+        for found in (found for name in runner.PARTS if name in parts for found in runner.PARTS[name](options)):
+            rows += found
+            report.save(runner.as_json(rows, command), folder / "bench.json")  # whatever happens later
     results = runner.as_json(rows, command)
     report.show(results, console)
     figures = report.draw(results, folder)
@@ -70,9 +64,13 @@ def main(
     return 0
 
 
-def _refuse(console: Console, why: str) -> int:
-    console.print(f"[red]{why}")
-    return 2
+def _wrong(chosen: Sequence[str], repeats: int | None) -> str | None:
+    unknown = [name for name in chosen if name not in models.MODELS]
+    if unknown:
+        return f"There is no model {unknown[0]!r}; choose from: {', '.join(models.MODELS)}."
+    if repeats is not None and repeats < 3:
+        return f"repeats must be at least 3 for a median with quartiles; got {repeats}."
+    return None
 
 
 class _Teller:

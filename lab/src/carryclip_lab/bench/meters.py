@@ -64,7 +64,7 @@ def loops_for(step: Step, least: float = 2e-3) -> int:
 
 def peak(step: Step) -> int:
     """Most bytes that a step has allocated at a time, by what the allocator reports."""
-    inner: Any = _profiled(step, profile_memory=True).profiler
+    inner: Any = _profiled(step, memory=True).profiler
     running = most = 0
     for event in sorted(inner.kineto_results.events(), key=lambda event: event.start_ns()):
         if event.name() == "[memory]":
@@ -73,8 +73,8 @@ def peak(step: Step) -> int:
     return most
 
 
-def _profiled(step: Step, **options: bool) -> torch.profiler.profile:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], **options) as profiler:
+def _profiled(step: Step, *, memory: bool = False) -> torch.profiler.profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=memory) as profiler:
         step()
     return profiler
 

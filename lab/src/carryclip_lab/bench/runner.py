@@ -228,7 +228,7 @@ def theory(options: Options) -> Iterator[list[Row]]:
         seconds = theory_side.figures(scale, options.say)
         seconds["all four"] = sum(seconds.values())
         model = f"figures 1 to 4, {scale.steps:,} steps, {scale.seeds:,} seeds, {scale.points} points"
-        yield [Row("theory", model, name, runs, *[1e3 * spent] * 3) for name, spent in seconds.items()]
+        yield [Row("theory", model, name, runs, 1e3 * s, 1e3 * s, 1e3 * s) for name, s in seconds.items()]
 
 
 PARTS: dict[str, Callable[[Options], Iterator[list[Row]]]] = {

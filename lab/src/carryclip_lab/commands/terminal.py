@@ -9,11 +9,13 @@ from carryclip_lab.analysis.summary import Summary
 def table(summary: Summary) -> rich.table.Table:
     """What the study's kind has to show, under the name of its data."""
     heads, lines, note = kind_of(summary).table(summary)
-    left = {"title_justify": "left", "caption_justify": "left"}
-    shown = rich.table.Table(title=summary.described, caption=note or None, **left)
+    shown = rich.table.Table(title=summary.described, caption=note or None)
+    shown.title_justify = shown.caption_justify = "left"
     for head in heads:
         numbers = head.startswith("batch ")
-        shown.add_column(head, justify="right" if numbers else "left", no_wrap=numbers or head == "optimizer")
+        shown.add_column(
+            head, justify="right" if numbers else "left", no_wrap=numbers or head in ("optimizer", "clipping")
+        )
     for line in lines:
         shown.add_row(*(word.removesuffix(" reached") for word in line))  # which the note says
     return shown

@@ -39,13 +39,8 @@ def main_region(summary: Summary) -> Drawn | None:
         names = [OPTIMIZERS.get(name, name) + what for name in summary.optimizers]
         lines = [lines_of(summary, name, [region], view) for name in summary.optimizers]
         grid.append(list(zip(names, lines, strict=True)))
-    text = (
-        f"Epochs to {100 * summary.target:g} % train accuracy against batch size, {region_name(region).label}, at the "
-        "learning rate with the smallest median. Lines: median over seeds; bars: smallest to largest. A point is drawn "
-        "only if all seeds reached the target; the strip below counts the seeds that did not (? if some have not run). "
-        "Hollow points: other learning rates are not done."
-    )
-    return _draw(summary, grid, views, text, size=(3.5, 2.5), left=1.15)
+    what = f"Epochs to {100 * summary.target:g} % train accuracy against batch size, {region_name(region).label}"
+    return _draw(summary, grid, views, f"{what}. {HOW}", size=(3.5, 2.5), left=1.15)
 
 
 def constant(summary: Summary) -> Drawn | None:

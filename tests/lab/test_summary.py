@@ -9,8 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carryclip_lab.analysis.compare import compare, interval, pooled
+from carryclip_lab.analysis.kinds import KINDS, kind_of
 from carryclip_lab.analysis.naming import CAPPED, CLIP, FULL, NONE, Method, method_of, region_name
 from carryclip_lab.analysis.summary import epochs_of, runs_of, summarise
+from carryclip_lab.analysis.tables import of_epochs
+from carryclip_lab.commands.terminal import table
 from carryclip_lab.spec import Spec
 from carryclip_lab.store.records import OUTCOMES
 from made import METHODS, cell, record, seeds, summary
@@ -108,6 +111,16 @@ def test_a_summary_knows_its_parts():
     assert base.setting.method == NONE
     assert (base.setting.optimizer, base.batch) == ("adam", 5)
     assert found.find("adam", found.main_region, FULL, 7) is None
+
+
+def test_epochs_to_the_target_are_a_table():
+    found = summary(seeds(9, 10, batch=5) + seeds(9, INF, batch=5, **METHODS["clip"]) + seeds(None, None, batch=1000))
+    assert kind_of(found) is KINDS["epochs"]
+    assert of_epochs(found)[:2] == (
+        ["optimizer", "clipping", "batch 5", "batch 1,000"],
+        [["SGD", "none", "9.5 (9-10)", "not yet"], ["SGD", "clip, norm 0.5", "1 of 2 reached", ""]],
+    )
+    assert list(table(found).columns[2].cells) == ["9.5 (9-10)", "1 of 2"]  # the note below says of what
 
 
 def test_without_norm_one_half_the_first_region_is_the_main_one():

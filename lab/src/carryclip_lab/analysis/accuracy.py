@@ -68,9 +68,9 @@ class Row:
         return statistics.median(self.best) if self.best else None
 
     @property
-    def range(self) -> float | None:
-        """Half of the distance from the worst to the best seed."""
-        return (max(self.best) - min(self.best)) / 2 if self.best else None
+    def rank(self) -> float:
+        """For sorting: the better the higher, the lowest without a result."""
+        return -1.0 if self.median is None else self.median
 
 
 def rows_of(summary: Summary) -> list[Row]:
@@ -79,12 +79,8 @@ def rows_of(summary: Summary) -> list[Row]:
     rows = []
     for cell in summary.cells:
         found = [Row(cell, lr, tuple(_bests(summary, cell, lr)), several) for lr in cell.runs]
-        rows.append(max(found, key=_rank))
-    return sorted(rows, key=_rank, reverse=True)
-
-
-def _rank(row: Row) -> float:
-    return -1.0 if row.median is None else row.median
+        rows.append(max(found, key=lambda row: row.rank))
+    return sorted(rows, key=lambda row: row.rank, reverse=True)
 
 
 def _bests(summary: Summary, cell: Cell, lr: float) -> list[float]:
@@ -125,7 +121,8 @@ _CARRY = {NONE: "", CLIP: "no", FULL: "yes"}
 def _numbers(row: Row) -> list[str]:
     if row.median is None:
         return ["not yet", "0"]
-    return [f"{row.median:.1f} ± {row.range:.1f}" if len(row.best) > 1 else f"{row.median:.1f}", str(len(row.best))]
+    half = (max(row.best) - min(row.best)) / 2
+    return [f"{row.median:.1f} ± {half:.1f}" if len(row.best) > 1 else f"{row.median:.1f}", str(len(row.best))]
 
 
 def judged(summary: Summary) -> list[Claim]:

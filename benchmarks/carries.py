@@ -31,12 +31,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-import torch
 from carryclip import CarryClipWarning, Component, Drip, Gated, Norm, Shrunk
 from carryclip.torch import UClip
-from torch import Tensor, nn
 
 RESULTS = Path(__file__).with_name("carries.json")
 PAGE = Path(__file__).parents[1] / "docs" / "carry.md"
@@ -260,7 +260,7 @@ def _text() -> tuple[Tensor, Tensor, int]:
 
 def language(seed: int) -> Problem:
     """A small decoder that learns the next byte of Python's own documentation."""
-    from carryclip_lab.tasks.decoder import Decoder
+    from carryclip_lab.tasks._decoder import Decoder
 
     train, test, tokens = _text()
     context, batch = 32, 16
@@ -572,6 +572,52 @@ def _choice(found: list[Line]) -> str:
     return "\n".join(rows)
 
 
+PICTURE = Path(__file__).parents[1] / "docs" / "figures" / "totals.svg"
+SHOWN = {
+    "amounts": "amounts, 85 % of which are 0",
+    "critic": "a critic: 2 returns in 100 are large",
+    "rare critic": "a critic: 4 returns in 1,000 are large",
+    "symmetric amounts": "control: the amounts' mean with symmetric noise",
+}
+"""Trials whose totals are drawn, in words."""
+LOOKS = {
+    "none": ("no clipping", "#4d4d4d", "o"),
+    "clip": ("plain clipping", "#d55e00", "s"),
+    "Shrunk": ("default carry", "#0072b2", "^"),
+}
+
+
+def draw(results: dict[Run, Any]) -> None:
+    """What networks predict in all, by the truth, with AdamW at plain clipping's best rate: the picture of README."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    found = {line.trial: line for line in lines(results) if line.optimizer == "AdamW" and line.trial in SHOWN}
+    figure, axis = plt.subplots(figsize=(7.2, 2.4), layout="constrained")
+    axis.axvline(1.0, color="0.6", linewidth=1.0)
+    for place, trial in enumerate(reversed(SHOWN)):
+        totals = found[trial].totals
+        axis.plot([min(totals[name] for name in LOOKS), max(totals[name] for name in LOOKS)], [place] * 2, color="0.85")
+        told: list[float] = []
+        for name, (label, color, marker) in LOOKS.items():
+            axis.plot(totals[name], place, marker, color=color, markersize=8, label=label if place == 0 else None)
+            offset = (0, -15) if name == "none" else (0, 9)
+            at = {"xytext": offset, "textcoords": "offset points", "ha": "center", "fontsize": 7, "color": color}
+            if all(abs(totals[name] - other) > 0.02 for other in told):  # numbers that fall together are told once
+                axis.annotate(f"{totals[name]:.2f}", (totals[name], place), **at)
+            told.append(totals[name])
+    axis.set_yticks(range(len(SHOWN)), list(reversed(SHOWN.values())))
+    axis.set(xlim=(-0.05, 1.2), ylim=(-0.6, len(SHOWN) - 0.4), xlabel="total predicted, divided by the truth (AdamW)")
+    axis.spines[["top", "right", "left"]].set_visible(False)
+    axis.tick_params(axis="y", length=0)
+    figure.legend(loc="outside upper center", ncols=3, frameon=False)
+    with matplotlib.rc_context({"svg.hashsalt": "totals"}):
+        figure.savefig(PICTURE, metadata={"Date": None})
+    plt.close(figure)
+
+
 def write_page(results: dict[Run, Any]) -> str:
     """The page with fresh tables."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(MARK)
@@ -586,6 +632,7 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="list the trials")
     parser.add_argument("--show", action="store_true", help="run nothing, only print the tables")
     parser.add_argument("--write", action="store_true", help="run nothing, only fill docs/carry.md with the tables")
+    parser.add_argument("--draw", action="store_true", help="run nothing, only draw docs/figures/totals.svg")
     parser.add_argument("--workers", type=int, default=2, help="runs at a time")
     given = parser.parse_args()
     names = [name for name in TRIALS if given.only is None or any(word in name for word in given.only)]
@@ -595,6 +642,9 @@ def main() -> None:
         return
     if given.write:
         PAGE.write_text(write_page(_read()), encoding="utf-8")
+        return
+    if given.draw:
+        draw(_read())
         return
     if not given.show:
         train(names, given.workers)

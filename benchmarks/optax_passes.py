@@ -11,8 +11,8 @@ import time
 
 import jax
 import jax.numpy as jnp
-
 import optax
+
 from carryclip import Component, Norm
 from carryclip.optax import uclip
 

@@ -32,7 +32,6 @@ PAGES = {
     DOCS / "experiments" / "results.md": ("results", "slice"),
     DOCS / "experiments" / "imagenet.md": ("imagenet",),
     DOCS / "when-to-use.md": ("evidence",),
-    DOCS.parent / "README.md": ("evidence",),
 }
 """Each with what it shows."""
 

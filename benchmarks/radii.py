@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from carries import OPTIMIZERS, TRIALS, Difference, difference
 
-import torch
 from carryclip import RMS, Average, CarryClipWarning, Norm, Quantile, ZScore
 from carryclip.presets import adagc, agc
 from carryclip.torch import UClip

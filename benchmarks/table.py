@@ -1,7 +1,7 @@
-"""The tables in README and docs, from the committed results of ``carryclip bench``.
+"""The tables in docs, from the committed results of ``carryclip bench``.
 
     python benchmarks/table.py            # print them
-    python benchmarks/table.py --write    # put them into README and docs
+    python benchmarks/table.py --write    # put them into docs
 
 To renew the results run ``carryclip bench --out DIR`` on a quiet machine, and copy ``DIR/bench.json`` to
 ``benchmarks/results.json`` and ``DIR/bench.svg`` to ``docs/bench.svg``.
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 RESULTS = Path(__file__).with_name("results.json")
-PAGES = [Path(__file__).parents[1] / name for name in ("README.md", "docs/speed.md")]
+PAGES = [Path(__file__).parents[1] / name for name in ("docs/speed.md",)]
 SHOWN = (
     "clip_grad_norm_",
     "clip_grad_value_",

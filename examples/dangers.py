@@ -10,8 +10,8 @@ without momentum: in front of momentum or Adam all that carry get a warning, but
 import warnings
 
 import numpy as np
-
 import torch
+
 from carryclip import Capped, CarryClipWarning, Component, Drip, Gated, Leaky, Shrunk
 from carryclip.torch import UClip
 

@@ -7,15 +7,15 @@ torchrun --nproc-per-node 2 examples/ddp.py --each-rank
 import argparse
 import os
 
+import torch
 import torch.distributed as dist
 from sklearn.datasets import load_digits
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-import torch
 from carryclip.torch import LocalUClip, Norm, UClip
-from torch import nn
 
 
 def digits() -> TensorDataset:

@@ -6,15 +6,15 @@ torchrun --nproc-per-node 2 examples/fsdp2.py
 import gc
 import tempfile
 
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from sklearn.datasets import load_digits
+from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 
-import torch
 from carryclip.torch import Norm, UClip
-from torch import nn
 
 
 def build() -> tuple[nn.Module, torch.optim.Optimizer, UClip]:

@@ -1,14 +1,14 @@
 """Hugging Face Trainer: one line after making it. The model is tiny and made from a config; nothing is downloaded.
 
-pip install "carryclip[frameworks]"
+From a clone: pip install ".[frameworks]"
 python examples/hf_trainer.py
 """
 
 import tempfile
 
+import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-import torch
 from carryclip import Norm
 from carryclip.integrations.transformers import attach
 

@@ -6,11 +6,11 @@ python examples/jax_digits.py
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import linen as nn
 from flax.training.train_state import TrainState
 from sklearn.datasets import load_digits
 
-import optax
 from carryclip.optax import Norm, check, metrics, uclip
 
 EPOCHS, BATCH, LR, RADIUS = 15, 16, 0.1, 0.5

@@ -1,6 +1,6 @@
 """Lightning: one callback, and the carry is in Lightning's own checkpoints.
 
-pip install "carryclip[frameworks]"
+From a clone: pip install ".[frameworks]"
 python examples/lightning_digits.py
 """
 
@@ -8,13 +8,13 @@ import logging
 import tempfile
 
 import lightning
+import torch
 from sklearn.datasets import load_digits
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import torch
 from carryclip import Norm
 from carryclip.integrations.lightning import UClipCallback
-from torch import nn
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 

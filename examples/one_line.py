@@ -3,11 +3,11 @@
 python examples/one_line.py
 """
 
-from sklearn.datasets import load_digits
-
 import torch
-from carryclip.torch import Norm, UClip
+from sklearn.datasets import load_digits
 from torch import nn
+
+from carryclip.torch import Norm, UClip
 
 torch.manual_seed(0)
 pixels, digits = load_digits(return_X_y=True)

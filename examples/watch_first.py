@@ -3,12 +3,12 @@
 python examples/watch_first.py
 """
 
+import torch
 from sklearn.datasets import load_digits
+from torch import nn
 from torch.nn.functional import cross_entropy
 
-import torch
 from carryclip.torch import Norm, UClip
-from torch import nn
 
 torch.set_num_threads(1)  # sums in the same order on every machine
 

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 
 import carryclip.optax
-import torch
 from carryclip import Capped, reference
 from carryclip.torch import UClip, _compiled
 from cases import GROUPS

@@ -5,9 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
-
 import torch
+from hypothesis import settings
 
 # Before JAX is used for the first time.
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4 " + os.environ.get("XLA_FLAGS", "")

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 import torch
+from torch import Tensor
+
 from carryclip import EWMA, Adaptive, Capped, Component, Gated, Leaky, Norm, Sign, Symmetric, Welford
 from carryclip.torch import UClip
 from cases import CELLS as BATTERY
 from cases import GROUPS, POLICIES, REGIONS, SHAPES, heavy_tailed
-from torch import Tensor
 
 FILE = Path(__file__).with_name("engine_traces.npz")
 CHECKPOINTS_FILE = Path(__file__).with_name("engine_checkpoints.pt")

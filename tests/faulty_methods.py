@@ -4,6 +4,7 @@ import ctypes
 import time
 
 import torch
+
 from carryclip import Norm
 from carryclip.torch import UClip
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 HOUSE = ROOT / "src" / "carryclip"
+LABORATORY = ROOT / "lab" / "src" / "carryclip_lab"
 BEGIN, END = "<!-- map: written by tests/house_map.py -->", "<!-- end of the map -->"
 ROOMS = {
     "": "The core: the algorithm once, for every backend; it imports no framework",
@@ -17,6 +18,20 @@ ROOMS = {
     "theory": "Theory: NumPy alone",
     "theory/bounds": "Its bounds, one function per result",
     "integrations": "Trainers and loggers",
+}
+LAB_ROOMS = {
+    "": "The laboratory: what to run",
+    "tasks": "Its tasks",
+    "engine": "How runs get done",
+    "store": "Where they are kept",
+    "analysis": "What they say",
+    "figures": "Figures of studies",
+    "report": "The report",
+    "commands": "What people type",
+    "data": "Data sets",
+    "imagenet": "Folders of images",
+    "theory_figures": "Figures of the theory",
+    "bench": "What clipping costs",
 }
 
 
@@ -29,12 +44,13 @@ def first_line(path: Path) -> str:
 def house_map() -> str:
     """The map as Markdown."""
     lines: list[str] = []
-    for room, title in ROOMS.items():
-        lines += [f"### {title}", "", "| module | what it is for |", "|---|---|"]
-        for path in sorted((HOUSE / room).glob("*.py")):
-            if path.name not in ("__init__.py", "__main__.py"):
-                lines.append(f"| `{path.relative_to(HOUSE)}` | {first_line(path)} |")
-        lines.append("")
+    for house, rooms in ((HOUSE, ROOMS), (LABORATORY, LAB_ROOMS)):
+        for room, title in rooms.items():
+            lines += [f"### {title}", "", "| module | what it is for |", "|---|---|"]
+            for path in sorted((house / room).glob("*.py")):
+                if path.name not in ("__init__.py", "__main__.py"):
+                    lines.append(f"| `{path.relative_to(house)}` | {first_line(path)} |")
+            lines.append("")
     return "\n".join(lines).strip()
 
 

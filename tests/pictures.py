@@ -30,3 +30,24 @@ def folder(root, classes=3, train=9, val=4):
 def spec_of(root, **other):
     """The spec of a run on such a folder."""
     return Spec.read({**SPEC, **look_through(root).settings, **other})
+
+
+STUDY = """
+name = "pair"
+tier = "smoke"
+[defaults]
+task = "imagenet"
+optimizer = "nesterov"
+lr = 0.2
+batch = 8
+epochs = 16
+seed = 0
+net = "resnet10"
+image = 16
+micro = 4
+warmup = 1
+[[grid]]
+region = "Norm(0.5)"
+carry = "full"
+[[grid]]
+"""

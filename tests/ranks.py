@@ -67,9 +67,8 @@ class Ranks:
 
 
 def _serve(rank, size, meeting, pipe):
-    import torch.distributed as dist
-
     import torch
+    import torch.distributed as dist
 
     os.environ["LOCAL_RANK"] = str(rank)
     torch.set_num_threads(1)

@@ -1,6 +1,8 @@
 """A small model that several ranks train, and the one process they are compared with."""
 
 import torch
+from torch import nn
+
 from carryclip import (
     EWMA,
     RMS,
@@ -18,7 +20,6 @@ from carryclip import (
     Sign,
 )
 from carryclip.torch import UClip
-from torch import nn
 
 STEPS = 12
 

@@ -1,4 +1,4 @@
-"""The command line: ``doctor``, ``bounds`` and ``--version`` by themselves, everything else by the laboratory."""
+"""The command line: ``doctor``, ``bounds``, ``playground`` by themselves, everything else by the laboratory."""
 
 import argparse
 import importlib.util
@@ -37,6 +37,10 @@ def run(arguments: Sequence[str]) -> int:
         from carryclip.doctor import main as examine
 
         return examine()
+    if command == "playground":
+        from carryclip.playground import main as play
+
+        return play(chosen["out"], show=not chosen["no_show"])
     from carryclip.theory.calculator import ask
 
     return ask(**chosen)
@@ -54,6 +58,10 @@ def _parser() -> argparse.ArgumentParser:
     about = "say what is installed here and what works with it: the first thing to paste into a bug report"
     commands.add_parser("doctor", help=about, description=about.capitalize() + ".")
     _add_bounds(commands)
+    about = "open the playground: one offline page with sliders for radius, noise, learning rate and policy"
+    playground = commands.add_parser("playground", help=about, description=about.capitalize() + ".")
+    playground.add_argument("--out", help="file or folder for the page; a temporary folder by default")
+    playground.add_argument("--no-show", action="store_true", help="write it, and open no browser")
     return parser
 
 

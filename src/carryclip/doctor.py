@@ -80,6 +80,7 @@ def _check_reference() -> str:
 
 def _check_torch() -> str:
     import torch
+
     from carryclip import Component
     from carryclip.torch import UClip
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-
 import torch
+
 from backends import BACKENDS, run_reference
 from cases import (
     CELLS,

@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
-
 import optax
+import pytest
 import torch
+
 from carryclip import EWMA, Adaptive, Component, Drip, Gated, Norm, Shrunk, Sign
 from carryclip.optax import uclip
 from carryclip.torch import UClip

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-
 import torch
+from torch import nn, optim
+
 from carryclip import Capped, CarryClipWarning, Component, Drip, Gated, Leaky, Norm, Shrunk
 from carryclip.torch import UClip
-from torch import nn, optim
 
 BOTH = pytest.mark.parametrize("region", [Component(1.0), Norm(1.0)], ids=repr)
 

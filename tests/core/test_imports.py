@@ -44,7 +44,7 @@ def test_one_front_end_does_not_load_the_other():
 
 
 def test_the_command_line_starts_without_frameworks():
-    code = "from carryclip.cli import app; app(['--help'], result_action='return_value')"
+    code = "from carryclip_lab.cli import app; app(['--help'], result_action='return_value')"
     assert not loaded_after(f"{code}") & {"torch", "jax", "numpy", "matplotlib", "sklearn", "ray"}
 
 

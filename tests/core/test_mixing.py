@@ -4,20 +4,20 @@ import math
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 import carryclip.optax
-import optax
-import torch
 from carryclip import Capped, Component, Drip, Norm, Shrunk, Sign, reference
 from carryclip._numpy import NumpyNamespace
 from carryclip.algorithm import Buffers, Rule, apply, decide, decide_coordinates, measure
 from carryclip.policy import Memory
 from carryclip.torch import UClip
 from seam import force
-from torch import nn
 
 MIXING = [Drip(), Drip(0.3, decay=0.8), Drip(0.2, centred=False), Shrunk(), Shrunk(5)]
 ENTRIES = st.floats(-1e3, 1e3, allow_nan=False, width=32)

@@ -4,13 +4,13 @@ import copy
 import math
 
 import pytest
+import torch
+from torch import nn, optim
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-import torch
 from carryclip import EWMA, Adaptive, Capped, CarryClipWarning, Component, Drip, Gated, Norm, Shrunk, Sign, Symmetric
 from carryclip.torch import NonFiniteGradientError, UClip
 from seam import ledger, stepper
-from torch import nn, optim
 
 REGIONS = [
     Component(0.05),

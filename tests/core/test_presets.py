@@ -7,17 +7,17 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+import torch
+from torch import nn
 
 import carryclip.optax
-import optax
-import torch
 from carryclip import Average, Norm, OfWeights, Quantile, ZScore, presets, reference
 from carryclip.presets import adagc, agc, autoclip, zclip
 from carryclip.torch import UClip
 from cases import heavy_tailed
 from seam import force
-from torch import nn
 
 # Tails this heavy bring spikes, and warnings say so.
 pytestmark = pytest.mark.filterwarnings("ignore:U-Clip on")

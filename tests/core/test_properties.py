@@ -4,14 +4,14 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from torch import nn
 
-import torch
 from carryclip import EWMA, Adaptive, Component, Norm, Sign, Symmetric, Welford
 from carryclip.torch import UClip
-from torch import nn
 
 finite = st.floats(-1e6, 1e6, allow_nan=False, width=32)
 radii = st.floats(2**-10, 1e3, width=32)

@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import carryclip.optax
-import torch
 from backends import BACKENDS, run_reference
 from carryclip import (
     RMS,
@@ -32,7 +33,6 @@ from carryclip.torch import LocalUClip, UClip
 from cases import GROUPS, SHAPES, heavy_tailed, tolerance
 from seam import force, ledger
 from spread import batches, check_same, full, model
-from torch import nn
 
 # Tails this heavy bring spikes, and norms that are all alike look as if somebody else had clipped: warnings say so.
 pytestmark = pytest.mark.filterwarnings("ignore:U-Clip on")

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-
 import torch
+
 from carryclip import Drip, Gated, Norm, Shrunk, reference
 from carryclip.torch import UClip
 from carryclip.torch._namespace import row_squares

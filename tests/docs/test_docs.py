@@ -16,12 +16,12 @@ import figures
 import published
 import pytest
 import table
+import torch
 
 import carryclip
 import carryclip.optax
 import carryclip.theory
 import carryclip.torch
-import torch
 from carryclip import CarryClipWarning, Component, Norm
 from carryclip.torch import UClip
 from carryclip_lab import grid
@@ -122,6 +122,37 @@ def test_the_example_of_a_method_of_ones_own_runs(tmp_path):
     assert "shrinking:shrinking" in (folder / "own-report" / "report.html").read_text(encoding="utf-8")
 
 
+def test_the_example_of_a_task_of_ones_own_runs(tmp_path):
+    folder = shutil.copytree(ROOT / "examples" / "own_task", tmp_path / "own_task")
+    assert len((folder / "diabetes.py").read_text().splitlines()) < 60
+    chosen = ["--only", "seed=0", "--only", "lr=0.01", "--store", "own.sqlite", "--out", "own-report"]
+    command = [sys.executable, "-m", "carryclip", "reproduce", str(folder / "study.toml"), *chosen]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "error on held-out patients" in (tmp_path / "own-report" / "report.html").read_text(encoding="utf-8")
+    with Store(tmp_path / "own.sqlite", create=False) as store:
+        before = [record for record in store.records("diabetes") if record.state == "done"]
+    assert {record.outcome for record in before} == {"reached"}
+    assert len(before) == 3
+    assert all(record.spec.code for record in before)
+
+
+def test_other_code_of_ones_own_is_another_run(tmp_path):
+    """Nothing of the old numbers is shown for it."""
+    folder = shutil.copytree(ROOT / "examples" / "own_task", tmp_path / "own_task")
+    code = "from carryclip_lab.grid import load; print(load('study.toml').specs[0].id)"
+
+    def first():
+        return subprocess.run(
+            [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True
+        ).stdout
+
+    ids = [first(), first()]
+    text = (folder / "diabetes.py").read_text()
+    (folder / "diabetes.py").write_text(text.replace("std=0.1", "std=0.2"))
+    assert ids[0] == ids[1] != first()
+
+
 def test_the_docs_replay_a_run_of_a_study_that_ships():
     (shown,) = re.findall(r"carryclip replay ([0-9a-f]+)", (ROOT / "docs/experiments/index.md").read_text())
     assert len([spec for spec in grid.load("digits-smoke").specs if spec.id.startswith(shown)]) == 1
@@ -151,11 +182,11 @@ def test_the_docs_show_what_the_watching_example_prints():
     assert done.stdout.strip() in shown
 
 
-def test_the_readme_shows_what_the_dangers_example_prints():
+def test_the_docs_show_what_the_dangers_example_prints():
     done = subprocess.run([sys.executable, ROOT / "examples/dangers.py"], capture_output=True, text=True, check=True)
     printed = [re.findall(r"-?\d+\.\d+", line)[-3:] for line in done.stdout.splitlines()[1:]]
-    readme = (ROOT / "README.md").read_text().replace("−", "-")
-    rows = [line for line in readme.splitlines() if line.startswith("| `carry=")]
+    page = (ROOT / "docs" / "choosing.md").read_text().replace("−", "-")
+    rows = re.findall(r"^\| `carry=\w.*$", page, re.MULTILINE)
     shown = [re.findall(r"-?\d+\.\d+", line)[-3:] for line in rows]
     assert [[float(x) for x in row] for row in shown] == [[float(x) for x in row] for row in printed]
 

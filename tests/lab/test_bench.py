@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
-import torch
 from carryclip.theory.noise import Given
 from carryclip.theory.problems import Absolute
 from carryclip.theory.simulate import Above, run

@@ -45,9 +45,8 @@ def test_figure_caption_and_rows_say_the_same():
 @pytest.mark.parametrize("spoil", [False, True])
 def test_every_method_trains_and_is_spoiled_by_nothing_else(monkeypatch, spoil):
     """At a small size, which spawned processes would not know of: what they run, in a group of one."""
-    import torch.distributed as dist
-
     import torch
+    import torch.distributed as dist
 
     monkeypatch.setattr(corrupted, "STEPS", 6)
     monkeypatch.setattr(corrupted, "CORRUPTED_SHARE", 0.5)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -113,16 +114,17 @@ def test_the_text_is_fetched_once_and_checked(tmp_path, monkeypatch, capsys):
     file = tmp_path / "input.txt"
     file.write_bytes(b"not what it should be " * 1000)
     assert text.main(str(file)) == 2
-    assert "is not the text we know" in capsys.readouterr().out
+    assert "is not the official file" in capsys.readouterr().out
     with pytest.raises(DataError, match="Fetch it with: carryclip data tinyshakespeare"):
         text.load_text("tinyshakespeare")
     assert text.main(str(tmp_path / "nowhere.txt")) == 2
     assert "cannot be read" in capsys.readouterr().out
-    monkeypatch.setattr(text, "SHA256", hashlib.sha256(file.read_bytes()).hexdigest())
+    right = f"sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}"
+    monkeypatch.setattr(text, "SHAKESPEARE", replace(text.SHAKESPEARE, files={"input.txt": right}, size=22_000))
     assert text.main(str(tmp_path)) == 0  # the folder that it is in will do
     assert len(text.load_text("tinyshakespeare")) == 22_000
     (tmp_path / "cache" / "tinyshakespeare" / "input.txt").write_bytes(b"spoilt")
-    with pytest.raises(DataError, match="is not the text we know"):
+    with pytest.raises(DataError, match="is not the official file"):
         text.load_text("tinyshakespeare")
 
 

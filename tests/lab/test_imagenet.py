@@ -10,22 +10,22 @@ import sys
 import time
 
 import pytest
-
 import torch
+
 from carryclip_lab.data.unpack import DataError
+from carryclip_lab.engine import training as trainer
 from carryclip_lab.engine.team import Team
 from carryclip_lab.grid import read
-from carryclip_lab.imagenet import train as trained
 from carryclip_lab.imagenet.folder import look_through
-from carryclip_lab.imagenet.schedule import peak, rate, steps_of
 from carryclip_lab.imagenet.stream import Cut, Order, Reader, training
-from carryclip_lab.imagenet.train import Run, train, weights_of
 from carryclip_lab.spec import Spec
 from carryclip_lab.store import checkpoints
 from carryclip_lab.store.database import StoreError
 from carryclip_lab.store.records import End, Epoch, Progress, StoppedError
 from carryclip_lab.store.store import Store
-from pictures import SPEC, folder, spec_of
+from carryclip_lab.task import Place
+from carryclip_lab.tasks.imagenet import rate, weights_of
+from pictures import SPEC, STUDY, folder, spec_of
 
 CLIPPED = {"region": "Norm(0.5)", "carry": "full"}
 
@@ -41,14 +41,29 @@ def stream(root, spec, rank=0, size=1):
     return training(reader, order, Cut(spec.batch, spec.recipe.micro, rank, size), first=0, threads=1)
 
 
+def started(root, spec, rank=0, size=1):
+    return trainer.Run(spec, Place(data=str(root), team=Team(rank, size)))
+
+
+def step(run, batches):
+    """One step on given batches."""
+    run.problem.read = lambda: batches
+    run.train(run.position)
+    run.step += 1
+    run.problem.agree(pause=False)
+
+
+def train(spec, file=None, *, data=None, strict=False, team=None, **more):
+    return trainer.train(spec, file, place=Place(data=data, strict=strict, team=team), **more)
+
+
 # ---------------------------------------------------------------------- what is minimised
 
 
 def test_the_learning_rate_rises_and_falls():
     spec = Spec.read({**SPEC, "lr": 0.1, "batch": 4096, "epochs": 90, "warmup": 5, "micro": 128, "net": "resnet50"})
-    steps = steps_of(spec)
+    steps, _ = spec.recipe.epoch(spec)
     assert steps == 1_281_167 // 4096 == 312
-    assert peak(spec) == pytest.approx(1.6)
     assert rate(spec, 0) == 0.0
     assert rate(spec, steps) == pytest.approx(1.6 / 5)
     assert rate(spec, 5 * steps) == pytest.approx(1.6)
@@ -58,7 +73,7 @@ def test_the_learning_rate_rises_and_falls():
 
 def gradients_by_formula(run, batches):
     """Of cross-entropy with smoothed labels and the L2 term, written out as one loss."""
-    smoothing, classes = run.recipe.smoothing, run.recipe.classes
+    smoothing, classes = run.spec.recipe.smoothing, run.spec.recipe.classes
     loss = 0.0
     for batch in batches:
         images = torch.from_numpy(batch["image"]).permute(0, 3, 1, 2) / 255.0
@@ -67,42 +82,42 @@ def gradients_by_formula(run, batches):
         wanted = torch.full((len(images), classes), smoothing / classes)
         wanted[range(len(images)), torch.from_numpy(batch["label"])] += 1.0 - smoothing
         loss = loss - (wanted * run.net(images).log_softmax(1)).sum() / run.spec.batch
-    loss = loss + 0.5 * run.recipe.decay * sum((weight**2).sum() for weight in weights_of(run.net))
+    loss = loss + 0.5 * run.spec.recipe.decay * sum((weight**2).sum() for weight in weights_of(run.net))
     return torch.autograd.grad(loss, list(run.net.parameters()))
 
 
 def test_the_l2_term_reaches_the_clip(root):
     """A radius so small that everything is carried: update and carry together are the gradient of the whole loss."""
     spec = spec_of(root, region="Component(1e-3)", carry="full", decay=0.3)
-    run = Run(spec, "cpu", Team())
+    run = started(root, spec)
     batches = [next(feed) for feed in [stream(root, spec)] for _ in range(2)]
     wanted = gradients_by_formula(run, batches)
-    run.train(batches, pause=False)
+    step(run, batches)
     for parameter, gradient in zip(run.net.parameters(), wanted, strict=True):
         whole = parameter.grad + run.clipper.carry(parameter)
         torch.testing.assert_close(whole, gradient, rtol=1e-3, atol=1e-5)
         assert parameter.grad.abs().max() <= 1e-3 * (1 + 1e-6)
-    norms = {id(p) for p in run.net.parameters()} - {id(p) for p in run.weights}
+    norms = {id(p) for p in run.net.parameters()} - {id(p) for p in run.problem.decayed}
     assert len(norms) == 2 * sum(isinstance(layer, torch.nn.BatchNorm2d) for layer in run.net.modules())
 
 
 def test_bfloat16_changes_the_network_and_not_the_weights(root):
-    run = Run(spec_of(root, precision="bfloat16", **CLIPPED), "cpu", Team())
+    run = started(root, spec_of(root, precision="bfloat16", **CLIPPED))
     feed = stream(root, run.spec)
     kinds = []
     run.net.groups[0].register_forward_hook(lambda _, given, out: kinds.append(out.dtype))
     for _ in range(2):
-        run.train([next(feed) for _ in range(2)], pause=False)
+        step(run, [next(feed) for _ in range(2)])
     assert set(kinds) == {torch.bfloat16}
     assert {p.dtype for p in run.net.parameters()} == {p.grad.dtype for p in run.net.parameters()} == {torch.float32}
     assert run.clipper.carry(0).dtype == torch.float32
 
 
 def test_a_nesterov_step_is_taken_at_the_rate_of_its_step(root):
-    run = Run(spec_of(root), "cpu", Team())
+    run = started(root, spec_of(root))
     feed, rates = stream(root, run.spec), []
     for _ in range(4):
-        run.train([next(feed) for _ in range(2)], pause=False)
+        step(run, [next(feed) for _ in range(2)])
         rates.append(run.optimizer.param_groups[0]["lr"])
     assert rates == [rate(run.spec, step) for step in range(4)]
     assert run.optimizer.param_groups[0]["nesterov"]
@@ -128,18 +143,18 @@ def test_a_run_trains_and_tells(root):
 
 def test_a_run_says_how_fast_it_is_and_what_is_left(root, monkeypatch):
     """Two steps of eight images in five seconds, then four in two: of nine steps, the last pace holds for the rest."""
-    run, now = Run(spec_of(root), "cpu", Team()), 100.0
-    monkeypatch.setattr(trained.time, "monotonic", lambda: now)
-    clock = trained._Clock(run, 0.0)
+    run, now = started(root, spec_of(root)), 100.0
+    monkeypatch.setattr(trainer.time, "monotonic", lambda: now)
+    clock = trainer._Clock(run, 0.0)
     run.step, now = 2, now + 5.0
     assert not clock.wants_to_speak()
     word = clock.word()
     assert (word.epoch, word.step, word.steps) == (1, 2, 3)
     assert (word.rate, word.left) == pytest.approx((16 / 5, 7 * 2.5))
     run.history, run.step, now = [Epoch(1), Epoch(2)], 0, now + 2.0
-    run.broken = {"a.jpeg"}
+    run.problem.broken = {"a.jpeg"}
     assert str(clock.word()) == "step 0 of 3, 16/s, 2 s left, 1 files unreadable"
-    now += trained.SPEAK
+    now += trainer.SPEAK
     assert clock.wants_to_speak()
 
 
@@ -211,12 +226,12 @@ def test_a_checkpoint_of_another_version_is_set_aside(root, tmp_path, monkeypatc
 
 def test_batch_norm_does_not_ask_the_device_for_its_count(root):
     """That of each layer in each pass would have to be waited for."""
-    run = Run(spec_of(root), "cpu", Team())
+    run = started(root, spec_of(root))
     feed = stream(root, run.spec)
     with torch.profiler.profile() as seen:
         for k in range(2):
-            run.statistics.before(k)
-            run._forward(run.net.train(), next(feed))
+            run.problem.statistics.before(k)
+            run.problem._forward(run.net.train(), next(feed))
     assert not [event.key for event in seen.key_averages() if event.key == "aten::_local_scalar_dense"]
 
 
@@ -241,14 +256,14 @@ def tensors(value):
 
 def shared(rank, root, spec, place, steps):
     """Two micro-batches of each step on each of two ranks, saved before every step and after the last."""
-    run, feed = Run(spec, "cpu", Team(rank, 2)), stream(root, spec, rank, 2)
+    run, feed = started(root, spec, rank, 2), stream(root, spec, rank, 2)
     for k in range(steps + 1):
         state = run.state(0.0)
-        if run.team.leads:
+        if run.problem.team.leads:
             torch.save(state, place / f"{k}.pt")
         if k < steps:
-            run.train([next(feed) for _ in range(2)], pause=False)
-    return [p.detach().clone() for p in run.net.parameters()], run.statistics.average
+            step(run, [next(feed) for _ in range(2)])
+    return [p.detach().clone() for p in run.net.parameters()], run.problem.statistics.average
 
 
 @pytest.mark.parametrize("clipped", [{}, CLIPPED, {"region": "Adaptive(1, 2, EWMA(0.95))", "carry": "full"}])
@@ -260,11 +275,11 @@ def test_two_processes_are_one_that_accumulates(ranks, tmp_path, clipped):
     root = folder(tmp_path / "data", train=27)
     spec = spec_of(root, batch=32, micro=8, image=32, lr=0.05, epochs=10, **clipped)
     ends = ranks.run(shared, root, spec, tmp_path, 10)
-    run, feed = Run(spec, "cpu", Team()), stream(root, spec)
+    run, feed = started(root, spec), stream(root, spec)
     before, *after = (torch.load(tmp_path / f"{k}.pt", weights_only=True) for k in range(11))
     for state in after:
         run.restore(before)
-        run.train([next(feed) for _ in range(4)], pause=False)
+        step(run, [next(feed) for _ in range(4)])
         found, wanted = tensors(run.state(0.0)), tensors(state)
         assert found.keys() == wanted.keys()
         for name in wanted:
@@ -277,24 +292,29 @@ def test_two_processes_are_one_that_accumulates(ranks, tmp_path, clipped):
 
 
 def drifted(rank, root, spec, steps):
-    run, feed = Run(spec, "cpu", Team(rank, 2)), stream(root, spec, rank, 2)
+    run, feed = started(root, spec, rank, 2), stream(root, spec, rank, 2)
     for _ in range(steps):
-        run.train([next(feed) for _ in range(2)], pause=False)
-    return [p.detach().clone() for p in run.net.parameters()], run.statistics.average, run.team.add(run.sums)
+        step(run, [next(feed) for _ in range(2)])
+    problem = run.problem
+    return (
+        [p.detach().clone() for p in run.net.parameters()],
+        problem.statistics.average,
+        problem.team.add(problem.sums),
+    )
 
 
 @pytest.mark.parametrize("clipped", [{}, CLIPPED])
 def test_two_processes_stay_with_one_over_twenty_steps(ranks, tmp_path, clipped):
     root = folder(tmp_path / "data", train=27)
     spec = spec_of(root, batch=32, micro=8, image=32, lr=0.05, epochs=10, **clipped)
-    run, feed = Run(spec, "cpu", Team()), stream(root, spec)
+    run, feed = started(root, spec), stream(root, spec)
     for _ in range(20):
-        run.train([next(feed) for _ in range(4)], pause=False)
+        step(run, [next(feed) for _ in range(4)])
     for params, average, sums in ranks.run(drifted, root, spec, 20):
         for found, wanted in zip(params, run.net.parameters(), strict=True):
             assert (found - wanted.detach()).norm() <= 1e-5 * max(1.0, wanted.detach().norm())
-        torch.testing.assert_close(average, run.statistics.average, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(sums, run.sums, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(average, run.problem.statistics.average, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(sums, run.problem.sums, rtol=1e-5, atol=1e-5)
 
 
 def command(*words, processes=1):
@@ -309,25 +329,6 @@ def reproduce(folder, study, data, processes, *more):
     return command(*words, "--workers", "1", processes=processes)
 
 
-STUDY = """
-name = "pair"
-tier = "smoke"
-[defaults]
-task = "imagenet"
-optimizer = "nesterov"
-lr = 0.2
-batch = 8
-epochs = 16
-seed = 0
-net = "resnet10"
-image = 16
-micro = 4
-warmup = 1
-[[grid]]
-region = "Norm(0.5)"
-carry = "full"
-[[grid]]
-"""
 LEARNING = STUDY.removesuffix("[[grid]]\n").replace("Norm(0.5)", "Adaptive(1, 2, EWMA(0.95))").replace("= 16", "= 5", 1)
 """A region that learns its radius, so that there is more to lose than a carry."""
 

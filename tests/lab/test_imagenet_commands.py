@@ -1,12 +1,12 @@
 """The commands around ImageNet: planning, checking folders, the table, evaluating, and what they say to bad input."""
 
+import dataclasses
 import html
 import io
 import re
 
 import pytest
 from rich.console import Console
-from test_imagenet import STUDY
 
 from carryclip_lab.analysis import accuracy
 from carryclip_lab.analysis.naming import method_of, region_name
@@ -22,7 +22,7 @@ from carryclip_lab.spec import Spec
 from carryclip_lab.store.export import export
 from carryclip_lab.store.records import Epoch, Record
 from carryclip_lab.store.store import Store
-from pictures import SPEC, folder
+from pictures import SPEC, STUDY, folder
 
 
 def said(capsys):
@@ -213,7 +213,7 @@ def test_a_dry_run_needs_no_images(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("CARRYCLIP_DATA", str(tmp_path / "data"))
     assert run("imagenet", tmp_path, "smoke", ["region=Adaptive(1, 2, EWMA(0.95))", "carry=full"]) == 0
     text = said(capsys)
-    assert "10 classes, 320 + 80 images" in text
+    assert "10 classes, 320 images of 48 pixels" in text
     assert "imagenet-smoke: 1 of 13 runs, 1 reached" in text
     with Store(tmp_path / "s.sqlite", create=False) as store:
         (record,) = store.records("imagenet-smoke", ["reached"])
@@ -250,7 +250,8 @@ def test_exports_have_the_settings(finished, tmp_path):
 def paper_summary(tier="paper", shift=0.0, outcome="reached", **settings):
     """Every run of the paper's grid, with the paper's medians; the last seed may have ended in another way."""
     best, records = {}, []
-    for spec in load("imagenet-paper").with_settings("imagenet", settings).specs:
+    for spec in load("imagenet-paper").specs:
+        spec = dataclasses.replace(spec, settings=(*spec.settings, *settings.items()))
         median, spread = accuracy.PAPER[region_name(spec.region), method_of(spec)]
         best[spec.id] = (median + shift + spread * (spec.seed - 2) / 2) / 100
         records.append(Record(spec, "done", outcome if spec.seed == 4 else "reached", 90, 1.0, None, {}))
@@ -316,10 +317,10 @@ def test_learning_rates_and_settings_are_no_seeds():
 def test_image_studies_are_left_out_of_a_tier_without_images(tmp_path):
     console = Console(file=io.StringIO(), width=200)
     chosen = [load("cifar10-slice"), load("imagenet-mini")]
-    kept = reproduce.with_images(chosen, {}, Options(), console)
+    kept = reproduce.with_data(chosen, {}, Options(), console)
     assert [study.name for study in kept] == ["cifar10-slice"]
     assert "imagenet-mini is left out: it needs --data DIR." in console.file.getvalue()
-    kept = reproduce.with_images(chosen, {"task": {"cifar10"}}, Options(data=str(tmp_path)), console)
+    kept = reproduce.with_data(chosen, {"task": {"cifar10"}}, Options(data=str(tmp_path)), console)
     assert [study.name for study in kept] == ["cifar10-slice"]
 
 

@@ -1,6 +1,9 @@
 """Folders of images, decoding and crops, and the stream that training reads."""
 
+import io
 import itertools
+import os
+import zlib
 
 import numpy as np
 import pytest
@@ -55,6 +58,27 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path):
         look_through(empty)
 
 
+@pytest.mark.skipif(os.name != "posix", reason="needs links of POSIX")
+@pytest.mark.parametrize("place", ["train/class-1/more.jpeg", "val/class-9"])
+def test_links_to_nothing_are_named(tmp_path, place):
+    data = folder(tmp_path / "data")
+    (data / place).symlink_to(tmp_path / "gone")
+    with pytest.raises(DataError, match=f"{place} is a link to nothing"):
+        look_through(data)
+
+
+def test_folders_that_cannot_be_looked_at_are_named(tmp_path):
+    for root in (tmp_path / ("x" * 300), "~nobody-of-that-name/data"):
+        with pytest.raises(DataError, match="There is no folder"):
+            look_through(root)
+
+
+def test_a_folder_that_is_called_like_an_image_is_none(root, tmp_path):
+    data = folder(tmp_path / "data")
+    (data / "train" / "class-1" / "more.jpeg").mkdir()
+    assert look_through(data).train.names == look_through(root).train.names
+
+
 # ---------------------------------------------------------------------- decoding and crops
 
 
@@ -76,6 +100,96 @@ def test_a_file_that_is_cut_off_is_broken(tmp_path):
     name.write_bytes(b"no image at all")
     with pytest.raises(images.BrokenImageError, match="cannot be read"):
         images.decoded(name)
+
+
+def saved(kind, mode="RGB", **options):
+    buffer = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 256, (24, 20, 3), dtype=np.uint8)
+    Image.fromarray(noise).convert(mode).save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs scripts of POSIX")
+def test_no_other_program_is_started_for_an_image(tmp_path, monkeypatch):
+    script = tmp_path / "gs"
+    script.write_text("#!/bin/sh\ntouch sprung\n")
+    script.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    name = tmp_path / "image.jpeg"
+    name.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n")
+    with pytest.raises(images.BrokenImageError, match=r"image\.jpeg cannot be read"):
+        images.decoded(name)
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("kind", ["GIF", "TIFF", "DDS", "BMP"])
+def test_other_kinds_of_images_are_refused_by_their_content(tmp_path, kind):
+    name = tmp_path / "image.jpeg"
+    name.write_bytes(saved(kind))
+    with pytest.raises(images.BrokenImageError, match=r"image\.jpeg cannot be read"):
+        images.decoded(name)
+
+
+def test_an_image_that_would_fill_the_memory_is_refused(tmp_path):
+    name = tmp_path / "image.png"
+    Image.new("1", (9000, 9000)).save(name)
+    assert name.stat().st_size < 50_000
+    with pytest.raises(images.BrokenImageError, match="9000 x 9000 pixels are more than 67,108,864"):
+        images.decoded(name)
+
+
+def mutated(content, generator):
+    """The same with one or two places flipped, overwritten, cut out or repeated, mostly near the beginning."""
+    changed = bytearray(content)
+    for _ in range(generator.integers(1, 3)):
+        end = len(changed) if generator.random() < 0.5 else min(len(changed), 200)
+        at, length = int(generator.integers(end)), int(generator.integers(1, 9))
+        new = (
+            bytes([changed[at] ^ 1 << int(generator.integers(8))]),
+            int(generator.choice([0, 1, 255, 65_535, 2**31 - 1, 2**32 - 1])).to_bytes(4, "big"),
+            b"",
+            bytes(changed[at : at + length]) * 2,
+        )[generator.integers(4)]
+        changed[at : at + max(1, min(length, len(new)))] = new
+    return bytes(changed)
+
+
+def with_checksums(content):
+    """A PNG whose chunks have the checksums that a decoder wants to see before it looks into them."""
+    fixed, at = bytearray(content[:8]), 8
+    while at + 12 <= len(content):
+        end = at + 8 + int.from_bytes(content[at : at + 4], "big")
+        if end + 4 > len(content):
+            break
+        fixed += content[at:end] + zlib.crc32(content[at + 4 : end]).to_bytes(4, "big")
+        at = end + 4
+    return bytes(fixed) + content[at:]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of odd metadata, as outside of tests
+def test_damaged_files_are_read_or_called_broken_and_nothing_else(tmp_path):
+    """DDS among them: what Pillow raises of those it does not raise of others."""
+    kinds = [("JPEG", "RGB"), ("JPEG", "CMYK"), ("PNG", "RGB"), ("PNG", "P"), ("PNG", "1"), ("DDS", "RGB")]
+    contents = [(kind, saved(kind, mode)) for kind, mode in kinds]
+    contents.append(("JPEG", saved("JPEG", progressive=True, exif=b"Exif\0\0MM\0*\0\0\0\x08\0\0")))
+    generator = np.random.default_rng(0)
+    name, read, broken = tmp_path / "image.jpeg", 0, []
+    for k in range(1400):
+        kind, content = contents[k % len(contents)]
+        bad = mutated(content, generator)
+        if kind == "PNG" and generator.random() < 0.8:
+            bad = with_checksums(bad)
+        name.write_bytes(bad)
+        try:
+            image = images.decoded(name)
+        except images.BrokenImageError as error:
+            broken.append(str(error))
+            continue
+        assert images.for_training(image, 8, generator).shape == images.for_evaluation(image, 8).shape == (8, 8, 3)
+        read += 1
+    assert min(read, len(broken)) > 200
+    assert all(said.startswith(f"{name} cannot be read: ") for said in broken)
 
 
 def test_random_crops_have_the_shares_and_proportions_they_should():
@@ -199,3 +313,11 @@ def test_images_can_be_made_where_there_are_none(tmp_path, monkeypatch):
     before = found.fingerprint
     assert look_through(made.make()).fingerprint == before
     assert [path.name for path in tmp_path.iterdir()] == [made.made_folder().name]
+
+
+def test_images_that_cannot_be_made_are_told_of(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / ("x" * 300)):
+        monkeypatch.setenv("CARRYCLIP_DATA", str(place))
+        with pytest.raises(DataError, match=r"cannot be made in .+CARRYCLIP_DATA"):
+            made.make()

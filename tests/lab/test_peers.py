@@ -3,12 +3,13 @@
 import math
 
 import pytest
-
 import torch
+
 from carryclip.torch import UClip
+from carryclip_lab.engine.training import train
 from carryclip_lab.peers import Average, Clip21, Dice, ErrorFeedback, ZScore
-from carryclip_lab.spec import Spec, load_method, parse
-from carryclip_lab.trials.trial import train
+from carryclip_lab.spec import Spec, parse
+from carryclip_lab.task import load
 
 GIVEN = {"task": "bandit", "optimizer": "sgd", "lr": 0.1, "batch": 4, "epochs": 2, "seed": 0, "steps": 20}
 RADIUS = 0.5
@@ -124,7 +125,7 @@ def test_a_peer_goes_on_bit_by_bit(name, tmp_path):
     events.close()
     again = [event.metrics for event in train(spec, tmp_path / "run.pt") if hasattr(event, "metrics")]
     assert again == whole
-    assert load_method(spec.method).__name__ == name
+    assert load(spec.method, "method").__name__ == name
 
 
 def test_a_peer_says_what_it_cannot_clip():

@@ -4,10 +4,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
-
 import torch
-from carryclip_lab.imagenet.resnet import EPSILON, Block, ResNet, Statistics
-from carryclip_lab.tasks.recipes import NETS
+
+from carryclip_lab.imagenet.resnet import EPSILON, NETS, Block, ResNet, Statistics
 
 
 def test_resnet50_has_the_layers_it_should():

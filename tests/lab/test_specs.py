@@ -9,7 +9,8 @@ import pytest
 
 from carryclip import Gated, Norm
 from carryclip_lab import grid
-from carryclip_lab.spec import Spec, load_method, parse, policy_of
+from carryclip_lab.spec import Spec, parse, policy_of
+from carryclip_lab.task import load
 
 GIVEN = {"task": "digits", "optimizer": "sgd", "lr": 0.1, "batch": 16, "epochs": 30, "seed": 0}
 
@@ -66,7 +67,7 @@ BAD = [
     ({"target": 1.5}, "target must be a number above 0 up to 1"),
     ({"task": "cifar"}, "there is no task 'cifar'; did you mean 'cifar10'"),
     ({"optimizer": "adamm"}, "did you mean 'adam'"),
-    ({"region": "Norn(0.5)"}, "there is no Norn; did you mean Norm"),
+    ({"region": "Norn(0.5)"}, "there is no Norn; did you mean 'Norm'"),
     ({"region": "Norm(-1)"}, "Norm: radius must be above 0"),
     ({"region": "Gated()"}, "region must be a region"),
     ({"region": "__import__('os').system('true')"}, "is no region or policy"),
@@ -90,14 +91,14 @@ def test_a_spec_that_lacks_something_says_what():
 
 
 def test_methods_of_ones_own():
-    assert load_method("math:sqrt")(4.0) == 2.0
+    assert load("math:sqrt", "method")(4.0) == 2.0
     for path, message in (
-        ("math", "must be 'module:function'"),
+        ("math", "must be 'module:name'"),
         ("nowhere:f", "cannot be loaded"),
         ("math:f", "cannot"),
     ):
         with pytest.raises(ValueError, match=message):
-            load_method(path)
+            load(path, "method")
 
 
 def test_the_papers_study_is_whole():

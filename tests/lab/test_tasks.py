@@ -4,12 +4,15 @@ import dataclasses
 
 import numpy as np
 import pytest
-
 import torch
+
 from carryclip_lab.data.cifar10 import DataError, load_cifar10
 from carryclip_lab.engine import training
+from carryclip_lab.problem import Run
 from carryclip_lab.spec import Spec
-from carryclip_lab.tasks import old as tasks
+from carryclip_lab.task import Place
+from carryclip_lab.tasks import _images, cifar10
+from carryclip_lab.tasks.digits import Digits
 
 GIVEN = {"task": "digits", "optimizer": "sgd", "lr": 0.1, "batch": 100, "epochs": 3, "seed": 0}
 
@@ -19,7 +22,7 @@ def events(spec, **options):
 
 
 def test_the_conv_net_is_the_papers():
-    net = tasks.conv_net(torch.Generator().manual_seed(0))
+    net = cifar10.conv_net(torch.Generator().manual_seed(0))
     assert (
         sum(p.numel() for p in net.parameters()) == 3 * 9 * 32 + 32 + 32 * 9 * 64 + 64 + 4096 * 250 + 250 + 62750 + 2510
     )
@@ -30,7 +33,7 @@ def test_the_conv_net_is_the_papers():
 
 
 def test_initial_weights_are_the_papers():
-    net = tasks.conv_net(torch.Generator().manual_seed(0))
+    net = cifar10.conv_net(torch.Generator().manual_seed(0))
     first, second, dense = net[0], net[3], net[7]
     for conv, fan_in in ((first, 27), (second, 288)):
         assert conv.weight.std().item() == pytest.approx(fan_in**-0.5, rel=0.08)  # LeCun
@@ -49,38 +52,39 @@ def test_a_seed_decides_weights_and_order():
 
 def test_a_subset_is_stratified_and_always_the_same():
     labels = torch.tensor([0] * 50 + [1] * 30 + [2] * 5)
-    chosen = tasks.stratified(labels, 30)
+    chosen = _images.stratified(labels, 30)
     assert torch.bincount(labels[chosen]).tolist() == [13, 12, 5]  # as even as the classes allow
-    assert torch.equal(chosen, tasks.stratified(labels, 30))
+    assert torch.equal(chosen, _images.stratified(labels, 30))
     assert len(set(chosen.tolist())) == 30
-    assert torch.bincount(labels[tasks.stratified(labels, 9)]).tolist() == [3, 3, 3]
+    assert torch.bincount(labels[_images.stratified(labels, 9)]).tolist() == [3, 3, 3]
     with pytest.raises(ValueError, match="only 85"):
-        tasks.stratified(labels, 86)
+        _images.stratified(labels, 86)
 
 
 def test_a_batch_in_parts_gives_the_same_step():
-    spec = Spec(**{**GIVEN, "region": "Norm(0.5)", "carry": "full"})
-    whole = tasks.load("digits")
+    spec = Spec(**{**GIVEN, "region": "Norm(0.5)", "carry": "full", "epochs": 1})
+    whole = _images.loaded(Digits.read)
     results = []
     for chunk in (1000, 30):
-        run = training.start(spec, whole)
-        training.steps(dataclasses.replace(whole, chunk=chunk), run, torch.arange(300).split(100))
+        run = Run(spec, _images.ToTarget(spec, dataclasses.replace(whole, chunk=chunk)))
+        run.problem.begin(0)
+        for step in range(3):
+            run.train(step)
         results.append(torch.cat([p.detach().flatten() for p in run.net.parameters()]))
     torch.testing.assert_close(*results)
 
 
 def test_the_last_partial_batch_is_kept():
     spec = Spec(**{**GIVEN, "batch": 1000, "epochs": 1})
-    task, seen = tasks.load("digits"), []
-    run = training.start(spec, task)
-    run.optimizer.register_step_post_hook(lambda *_: seen.append(1))
-    training._epoch(spec, task, run)
-    assert len(seen) == 2  # 1000 and 438
+    assert spec.recipe.epoch(spec) == (2, 1438)  # 1000 and 438
+    problem = spec.recipe.problem(spec, Place())
+    problem.begin(0)
+    assert [len(batch) for batch in problem._batches] == [1000, 438]
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 def test_optimizers_are_the_papers(optimizer):
-    run = training.start(Spec(**{**GIVEN, "optimizer": optimizer}), tasks.load("digits"))
+    run = training.Run(Spec(**{**GIVEN, "optimizer": optimizer}), Place())
     group = run.optimizer.param_groups[0]
     assert type(run.optimizer).__name__ == ("Adam" if optimizer == "adam" else "SGD")
     assert group["lr"] == 0.1
@@ -123,13 +127,13 @@ def test_cifar10_is_standardised_by_channel():
         load_cifar10()
     except DataError as error:
         pytest.skip(f"CIFAR-10 is not here: {error}")
-    task = tasks.load("cifar10")
+    task = _images.loaded(cifar10.Cifar10.read)
     assert task.images.shape == (50_000, 3, 32, 32)
     assert task.images.is_contiguous(memory_format=torch.channels_last)
     mean, std = task.images.double().mean((0, 2, 3)), task.images.double().std((0, 2, 3))
     np.testing.assert_allclose(mean, 0.0, atol=1e-5)
     np.testing.assert_allclose(std, 1.0, atol=1e-5)
-    assert torch.bincount(tasks.load("cifar10", 2000).labels).tolist() == [200] * 10
+    assert torch.bincount(_images.loaded(cifar10.Cifar10.read, 2000).labels).tolist() == [200] * 10
     *_, end = training.train(Spec(**{**GIVEN, "task": "cifar10", "examples": 100, "batch": 20, "epochs": 1}))
     assert end.outcome == "not_reached"
-    tasks.load.cache_clear()
+    _images.loaded.cache_clear()

@@ -5,15 +5,17 @@ import itertools
 import math
 
 import pytest
-
 import torch
+
 from carryclip_lab.commands.plan import estimate
 from carryclip_lab.data.text import load_text, own_text
 from carryclip_lab.data.unpack import DataError
 from carryclip_lab.engine.calibration import calibrate
+from carryclip_lab.engine.training import train
+from carryclip_lab.problem import generator_of
 from carryclip_lab.spec import Spec
 from carryclip_lab.store.records import End, Epoch
-from carryclip_lab.trials.trial import generator_of, made, train
+from carryclip_lab.task import Place
 
 GIVEN = {"optimizer": "sgd", "lr": 0.1, "batch": 16, "epochs": 3, "seed": 0, "steps": 40}
 CLIPPED = {"region": "Norm(0.2)", "carry": "full"}
@@ -23,6 +25,10 @@ TASKS = {
     "heavy": {"task": "regression", "law": "heavy"},
     "bandit": {"task": "bandit", "rare": 0.1},
 }
+
+
+def made(spec):
+    return spec.recipe.problem(spec, Place())
 
 
 def spec_of(name, **other):
@@ -163,12 +169,12 @@ def test_a_long_tail_has_the_shares_it_should():
     assert counts[0] / counts[-1] >= 70
     assert (counts[:-1] >= counts[1:]).all()
     assert counts[-1] >= 1
-    assert (trial.labels == trial.task.labels[trial.places]).all()
+    assert (trial.labels == trial.data.labels[trial.places]).all()
 
 
 def test_wrong_labels_are_wrong_and_as_many_as_asked_for():
     trial = made(classify(noise=0.3))
-    wrong = (trial.labels != trial.task.labels[trial.places]).double().mean()
+    wrong = (trial.labels != trial.data.labels[trial.places]).double().mean()
     assert wrong == pytest.approx(0.3, abs=0.04)
     again = made(classify(noise=0.3, seed=5))
     assert (trial.labels == again.labels).all()
@@ -183,7 +189,7 @@ def test_a_broken_batch_is_one():
 
 def test_recall_and_calibration_by_hand():
     trial = made(classify(imbalance=100.0))
-    labels = trial.task.test_labels
+    labels = trial.data.test_labels
     chances = torch.full((len(labels), 10), 0.02)
     said = torch.where(labels >= 5, 0, labels)  # the frequent half is right, the rare half is taken for class 0
     chances[torch.arange(len(labels)), said] = 0.82
@@ -227,10 +233,10 @@ def test_a_language_model_learns_and_is_measured():
 def test_what_is_held_out_is_not_trained_on():
     trial = made(Spec.read(SHORT))
     content = torch.from_numpy(load_text("python").copy()).long()
-    assert len(trial.train) == round(0.9 * len(content))
+    assert len(trial.text) == round(0.9 * len(content))
     _, places = content.unique(return_inverse=True)
-    assert (places[: len(trial.train)] == trial.train).all()
-    assert (trial.test[0] == places[len(trial.train) :][: len(trial.test[0])]).all()
+    assert (places[: len(trial.text)] == trial.text).all()
+    assert (trial.test[0] == places[len(trial.text) :][: len(trial.test[0])]).all()
     shares = trial.counts / trial.counts.sum()
     assert 0.02 < shares[trial.rare].sum() <= 0.05
 
@@ -250,7 +256,7 @@ def test_a_model_of_shares_is_calibrated():
 
 def test_the_rate_warms_up_and_falls():
     trial = made(Spec.read({**SHORT, "steps": 100}))
-    rates = [trial.rate(step) for step in range(200)]
+    rates = [trial.rate(step) / trial.spec.lr for step in range(200)]
     assert rates[0] == pytest.approx(0.1)
     assert max(rates) == rates[9] == pytest.approx(1.0)
     assert rates[-1] == pytest.approx(0.1)
@@ -272,7 +278,7 @@ def test_a_text_of_ones_own(tmp_path):
     file.write_text("to be or not to be, that is the question; " * 400)
     name = own_text(str(file))
     spec = Spec.read({**SHORT, "text": name})
-    assert isinstance(next(iter(train(spec, data=str(file)))), Epoch)
+    assert isinstance(next(iter(train(spec, place=Place(data=str(file))))), Epoch)
     with pytest.raises(DataError, match="say --data FILE"):
         made(spec)
     file.write_text("something else; " * 1000)

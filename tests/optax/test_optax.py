@@ -6,11 +6,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import linen, nnx
 from flax.training import train_state
 
-import optax
 from carryclip import (
     EWMA,
     Adaptive,
@@ -97,6 +97,7 @@ def test_plain_clipping_is_optax_clip():
 
 def test_metrics_have_the_names_and_numbers_of_torch():
     import torch
+
     from carryclip.torch import UClip
 
     for region in (Norm(1.0), Component(0.4), Adaptive(mean=1, std=1, moments=EWMA())):

@@ -3,11 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-import optax
 from carryclip import EWMA, Adaptive, Component, Drip, Gated, Norm, Shrunk, Welford
 from carryclip.optax import graft, metrics, uclip
 

@@ -6,11 +6,11 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax import lax
 
 import carryclip.optax
-import optax
 from carryclip import Capped, Component, Gated, Norm
 from carryclip.optax import uclip
 

@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-import optax
 from carryclip import EWMA, Adaptive, Component, Drip, Gated, Norm, Shrunk
 from carryclip.optax import aggregate_then_clip, clip_then_aggregate, metrics, uclip
 

@@ -5,14 +5,14 @@ import math
 
 import numpy as np
 import pytest
-
 import torch
+from torch import nn
+
 from carryclip import Component, Norm
 from carryclip.theory import bounds, delay, noise
 from carryclip.theory.problems import Linear
 from carryclip.theory.simulate import run
 from carryclip.torch import UClip
-from torch import nn
 
 
 @functools.cache

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn, optim
 
-import torch
 from carryclip import Adaptive, Component, Gated, Norm, Sign, Welford
 from carryclip.advice import Traits, advise
 from carryclip.bias import BLOCK, CoordinateView, NormView
@@ -17,7 +18,6 @@ from carryclip.diagnosis import LAST_STEP
 from carryclip.judgement import LEAST_SHRINK, UNEVEN, WORTHWHILE_BIAS
 from carryclip.torch import UClip, uclipped
 from carryclip.torch._observe import REMEMBERED_STEPS, SAMPLED_COORDINATES, traits
-from torch import nn, optim
 
 
 def watch(region, draw, steps=400, size=50, dtype=torch.float32, seed=0, kind=optim.SGD):

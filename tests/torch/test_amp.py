@@ -4,11 +4,11 @@ import copy
 import math
 
 import pytest
-
 import torch
+from torch import nn, optim
+
 from carryclip import Adaptive, Component, Drip, Gated, Norm, Shrunk
 from carryclip.torch import UClip
-from torch import nn, optim
 
 MAKERS = {
     "SGD": lambda p, **k: optim.SGD(p, lr=0.1, momentum=0.9, **k),

@@ -11,19 +11,19 @@ import warnings
 from pathlib import Path
 
 import pytest
-
 import torch
+from torch import nn, optim
+
 from carryclip import EWMA, Adaptive, Capped, CarryClipWarning, Component, Drip, Gated, Norm, Shrunk
 from carryclip.torch import UClip
 from cases import REGIONS
-from torch import nn, optim
 
 TORCH_REGIONS = {name: region for name, region in REGIONS.items() if "per tensor" not in name or "norm" in name}
 TORCH_REGIONS = {name: region for name, region in TORCH_REGIONS.items() if "per coordinate" not in name}
 
 RESUME = """
 import sys, torch
-sys.path.insert(0, {tests!r})
+sys.path[:0] = [{tests!r}, {tests!r} + "/torch"]
 from test_checkpoints import TORCH_REGIONS, make, train
 from carryclip import Drip, Gated, Shrunk
 from carryclip.torch import UClip

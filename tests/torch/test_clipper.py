@@ -7,12 +7,12 @@ import pickle
 import weakref
 
 import pytest
-
 import torch
+from torch import nn, optim
+
 from carryclip import EWMA, Adaptive, Capped, CarryClipWarning, Component, Gated, Leaky, Norm, Sign, Symmetric
 from carryclip.torch import UClip, uclipped
 from seam import ledger
-from torch import nn, optim
 
 
 def param(*values):

@@ -7,16 +7,16 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from torch import nn, optim
 from torch._dynamo.utils import counters
 
-import torch
 from carryclip import EWMA, Adaptive, Component, Gated, Norm
 from carryclip.algorithm import Age, Buffers, Rule, age
 from carryclip.torch import UClip, _compiled
 from carryclip.torch._namespace import xp
 from compilers import needs_compiler
 from seam import as_on_a_device, force, stepper
-from torch import nn, optim
 
 
 @pytest.fixture(autouse=True)
@@ -147,6 +147,26 @@ def test_one_kernel_for_each_array(region):
             write=True,
         )
     assert metrics.generated_kernel_count == 1
+
+
+@needs_compiler
+def test_loops_run_on_all_cores_whatever_the_length_of_the_first_array():
+    """The compiler's cache on disk hands a loop that was made for a short array to whoever has a long one."""
+    from torch._inductor.utils import run_and_get_code
+
+    gradient, carry = torch.randn(64), torch.randn(64)
+    given = Rule(Norm(1.0), True), gradient, Buffers(carry=carry), torch.float32, (1.0,), Age()
+    inductor, functorch, threads = torch._inductor.config, torch._functorch.config, torch.get_num_threads()
+    torch.compiler.reset()
+    _compiled._measure.cache_clear()
+    torch.set_num_threads(2)
+    try:
+        with inductor.patch(fx_graph_cache=False), functorch.patch(enable_autograd_cache=False):
+            _, code = run_and_get_code(_compiled.measured, *given)
+    finally:
+        torch.set_num_threads(threads)
+        _compiled._measure.cache_clear()
+    assert "omp parallel" in "".join(code)
 
 
 PROGRAM = """

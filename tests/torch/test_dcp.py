@@ -3,6 +3,7 @@
 import warnings
 
 import pytest
+import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -12,7 +13,6 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
-import torch
 from carryclip import EWMA, Adaptive, Component, Gated, Norm, Welford
 from carryclip.torch import LocalUClip, UClip
 from seam import ledger

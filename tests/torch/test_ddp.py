@@ -3,9 +3,9 @@
 from functools import partial
 
 import pytest
+import torch
 from torch.nn.parallel import DistributedDataParallel
 
-import torch
 from carryclip.torch import UClip
 from spread import KINDS, alone, batches, check_same, model
 

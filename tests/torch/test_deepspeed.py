@@ -3,8 +3,8 @@
 import os
 
 import pytest
-
 import torch
+
 from carryclip import Norm
 from carryclip.torch import UClip
 from seam import ledger

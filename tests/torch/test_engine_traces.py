@@ -7,12 +7,12 @@ last bits may differ; ``Allowed`` says by how much.
 from typing import Any
 
 import pytest
-
 import torch
+from torch import Tensor
+
 from carryclip import EWMA
 from carryclip.diagnosis import LAST_STEP
 from engine_traces import CELLS, END, PREFIX, SAVED, SETUPS, Run, bits, checkpoints, entries_of, stored, trace
-from torch import Tensor
 
 pytestmark = pytest.mark.filterwarnings("ignore:U-Clip on")  # tails this heavy bring spikes, and the warning says so
 

@@ -6,15 +6,15 @@ import warnings
 import weakref
 
 import pytest
+import torch
+from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-import torch
 from carryclip import Component, Gated, Norm
 from carryclip.diagnosis import CarryClipWarning
 from carryclip.integrations.loggers import NAMES, log_to, scalars
 from carryclip.torch import UClip
 from seam import ledger
-from torch import nn
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),

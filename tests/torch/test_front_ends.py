@@ -9,15 +9,15 @@ import weakref
 from collections import OrderedDict, defaultdict
 
 import pytest
+import torch
+from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-import torch
 from carryclip import Adaptive, Capped, Component, Gated, Norm
 from carryclip.torch import LocalUClip, UClip, uclipped
 from compilers import needs_compiler
 from seam import as_on_a_device
-from torch import nn, optim
 
 REGIONS = [Norm(1.0), Norm(1.0, over="tensor"), Component(1.0)]
 

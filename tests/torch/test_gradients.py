@@ -4,11 +4,11 @@ import copy
 
 import numpy as np
 import pytest
-
 import torch
+from torch import nn, optim
+
 from carryclip import Adaptive, Component, Gated, Norm, Sign
 from carryclip.torch import UClip
-from torch import nn, optim
 
 
 def sgd(*params, lr=1.0):

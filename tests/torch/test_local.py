@@ -5,15 +5,15 @@ import copy
 import pickle
 
 import pytest
+import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import torch
 from carryclip import Capped, Component, Gated, Norm
 from carryclip.reference import UClip as Reference
 from carryclip.torch import LocalUClip, NonFiniteGradientError, UClip
 from spread import KINDS, check_same, model
-from torch import nn
 
 STEPS = 200
 

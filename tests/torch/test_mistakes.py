@@ -7,13 +7,13 @@ import math
 import warnings
 
 import pytest
-
 import torch
+from torch import nn, optim
+
 from carryclip import EWMA, Adaptive, CarryClipWarning, Component, Drip, Gated, Norm, Shrunk, Sign, Symmetric
 from carryclip.diagnosis import clipped_before
 from carryclip.torch import LocalUClip, UClip, uclipped
 from seam import as_on_a_device
-from torch import nn, optim
 
 
 def said_by(run):

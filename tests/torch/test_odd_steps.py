@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 import carryclip.optax
-import torch
 from carryclip import EWMA, Adaptive, Capped, Component, Gated, Norm
 from carryclip.torch import UClip
 from compilers import needs_compiler
 from seam import as_on_a_device, force
-from torch import nn
 
 
 def parameter(*shape, dtype=torch.float32):

@@ -5,11 +5,11 @@ import functools
 
 import numpy as np
 import pytest
-
 import torch
+from torch import nn, optim
+
 from carryclip import EWMA, Adaptive, Component, Gated, Norm, reference
 from carryclip.torch import UClip
-from torch import nn, optim
 
 OPTIMIZERS = {
     "SGD": functools.partial(optim.SGD, lr=0.05),

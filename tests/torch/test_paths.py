@@ -4,13 +4,13 @@ import copy
 import math
 
 import pytest
+import torch
+from torch import nn, optim
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import torch
 from carryclip import EWMA, Adaptive, Capped, Component, Drip, Gated, Leaky, Norm, Shrunk, Sign
 from carryclip.torch import UClip
 from seam import as_on_a_device, force, ledger
-from torch import nn, optim
 
 REGIONS = [Component(0.5), Norm(3.0), Norm(1.0, over="tensor"), Adaptive(1, 1, EWMA()), Sign(0.5)]
 

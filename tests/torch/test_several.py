@@ -4,11 +4,11 @@ import copy
 import math
 
 import pytest
-
 import torch
+from torch import nn, optim
+
 from carryclip import Component, Gated, Norm
 from carryclip.torch import NonFiniteGradientError, UClip
-from torch import nn, optim
 
 
 def param(*values):

@@ -3,14 +3,14 @@
 import functools
 
 import pytest
-import torch.distributed as dist
-
 import torch
+import torch.distributed as dist
+from torch import nn
+
 from carryclip import Component, Gated, Norm
 from carryclip.torch import UClip
 from seam import force
 from spread import KINDS, STEPS, alone, batches, check_same, full, is_exact, model
-from torch import nn
 
 
 def sharded(rank, region, carry, optimizer, options):

@@ -4,13 +4,13 @@ import sys
 from collections import Counter
 
 import pytest
-
 import torch
+from torch import nn, optim
+
 from carryclip import EWMA, Adaptive, Component, Gated, Norm
 from carryclip.torch import UClip
 from cases import POLICIES, REGIONS, halving
 from seam import stepper
-from torch import nn, optim
 
 MOST_FILES, MOST_CALLS = 9, 120
 MORE_FILES, MORE_CALLS = 14, 170

@@ -6,11 +6,12 @@ import io
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+import torch
+from torch import nn, optim
 
 import carryclip.optax
-import optax
-import torch
 from carryclip import EWMA, Adaptive, Component, Gated, Norm
 from carryclip.optax._namespace import xp as jax_namespace
 from carryclip.precision import stochastic
@@ -18,7 +19,6 @@ from carryclip.torch import UClip
 from carryclip.torch._namespace import xp as torch_namespace
 from compilers import needs_compiler
 from seam import force
-from torch import nn, optim
 
 
 def rounded(values, seed):

@@ -3,9 +3,9 @@
 import copy
 
 import pytest
+import torch
 from torch.nn.parallel import DistributedDataParallel
 
-import torch
 from carryclip import Component, Gated, Norm
 from carryclip.torch import NonFiniteGradientError, UClip, uclipped
 from seam import ledger

@@ -329,6 +329,12 @@ def bounds(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> 
     return library.run(["bounds", *arguments])
 
 
+@app.command(help_flags=(), version_flags=())
+def playground(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
+    """Open the playground: one offline page with sliders for radius, noise, learning rate and policy."""
+    return library.run(["playground", *arguments])
+
+
 @app.command
 def doctor() -> int:
     """Say what is installed here and what works with it: the first thing to paste into a bug report."""

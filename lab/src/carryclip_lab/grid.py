@@ -1,18 +1,17 @@
 """A study as data: a TOML file of grids, each the product of its lists."""
 
 import itertools
+import sys
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from carryclip_lab.spec import FIELDS, Spec, check_keys
-from carryclip_lab.tasks import recipes
-
-_KEYS = [*FIELDS, *recipes.names(), "typical"]
-_GRID = [*_KEYS, "methods"]
+from carryclip_lab.checks import check_keys
+from carryclip_lab.spec import FIELDS, Spec
+from carryclip_lab.task import find, settings
 
 
 @dataclass(frozen=True)
@@ -32,6 +31,8 @@ class Study:
     tier: str
     specs: tuple[Spec, ...]
     typical: tuple[float, ...] = ()
+    folder: str | None = None
+    """Where a study of one's own is, and what it names beside it."""
 
     def __post_init__(self) -> None:
         if not self.typical:
@@ -42,12 +43,15 @@ class Study:
         """What is trained."""
         return {spec.task for spec in self.specs}
 
-    def with_settings(self, task: str, chosen: Mapping[str, Any]) -> "Study":
-        """The same with other settings for the runs of a task."""
-        settings = tuple(chosen.items())
-        changed = [
-            replace(spec, settings=(*spec.settings, *settings)) if spec.task == task else spec for spec in self.specs
-        ]
+    def with_data(self, data: str | None, *, make: bool) -> "Study | None":
+        """The same on the data that there are; None if a task has none. ``make`` what a task can make itself."""
+        chosen = {task: find(task).found(data, self.tier, make=make) for task in sorted(self.tasks)}
+        changed = []
+        for spec in self.specs:
+            found = chosen[spec.task]
+            if found is None:
+                return None
+            changed.append(replace(spec, settings=(*spec.settings, *found.items())) if found else spec)
         return replace(self, specs=tuple(changed))
 
 
@@ -62,11 +66,13 @@ def load(source: str | Path) -> Study:
     if path.suffix == ".toml":
         if not path.is_file():
             raise ValueError(f"There is no study file {path}.")
+        beside = str(path.resolve().parent)
+        sys.path.extend(folder for folder in (beside, str(Path.cwd())) if folder not in sys.path)  # for one's own code
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"{path} cannot be read: {error}.") from None
-        return read(text, str(path))
+        return replace(read(text, str(path)), folder=beside)
     known = names()
     if str(source) not in known:
         raise ValueError(f"There is no study {str(source)!r}; there are {', '.join(known)}, or give a .toml file.")
@@ -103,7 +109,7 @@ def read(text: str, where: str) -> Study:
     if given["tier"] not in ("smoke", "small", "paper"):
         raise ValueError(f"{where}: tier must be 'smoke', 'small' or 'paper', got {given['tier']!r}.")
     defaults = given.get("defaults", {})
-    check_keys(f"{where}, defaults", defaults, _GRID)
+    check_keys(f"{where}, defaults", defaults, [*_keys([defaults, *given["grid"]], where), "methods"])
     runs = itertools.chain.from_iterable(
         _expanded(each, f"{where}, grid {number}")
         for number, grid in enumerate(given["grid"], 1)
@@ -141,7 +147,7 @@ def _expanded(grid: Mapping[str, Any], where: str) -> Iterator[tuple[Spec, float
 
     A table gives a value, or a list of them, for each value of another key: {by = "batch", 1 = 100}.
     """
-    check_keys(where, grid, _KEYS)
+    check_keys(where, grid, _keys([grid], where))
     tables = {key: value for key, value in grid.items() if isinstance(value, Mapping)}
     lists = {key: value if isinstance(value, list) else [value] for key, value in grid.items() if key not in tables}
     for key, values in lists.items():
@@ -157,6 +163,16 @@ def _expanded(grid: Mapping[str, Any], where: str) -> Iterator[tuple[Spec, float
             if typical is not None and (not isinstance(typical, (int, float)) or not typical > 0):
                 raise ValueError(f"{where}: typical must be a number of epochs, got {typical!r}.")
             yield spec, float(min(typical or spec.epochs, spec.epochs))
+
+
+def _keys(grids: Iterable[Mapping[str, Any]], where: str) -> list[str]:
+    """What grids may say: what all runs have, and what their tasks let one choose."""
+    named = [grid["task"] for grid in grids if "task" in grid]
+    tasks = [name for each in named for name in (each if isinstance(each, list) else [each])]
+    try:
+        return [*FIELDS, "typical", *(key for task in tasks for key in settings(task))]
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
 def _looked_up(key: str, table: Mapping[str, Any], chosen: Mapping[str, Any], where: str) -> Any:

@@ -7,13 +7,13 @@ unless said otherwise. All of them rewrite the gradients before the optimizer's 
 import math
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-import torch
 from carryclip.regions import Component, Norm
 from carryclip.torch import UClip
 from carryclip_lab.spec import Spec, parse, policy_of
-from torch import Tensor
 
 DECAY = 0.9
 """Of averages of gradients."""

@@ -2,14 +2,14 @@
 
 import ast
 import dataclasses
-import difflib
 import functools
 import hashlib
-import importlib
+import importlib.util
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import carryclip
@@ -17,15 +17,10 @@ from carryclip.algorithm import Rule
 from carryclip.carry import CarryPolicy
 from carryclip.policy import Policy
 from carryclip.regions import Region
-from carryclip_lab.tasks import recipes
-from carryclip_lab.tasks.recipes import check_choice, check_whole
+from carryclip_lab import task as tasks
+from carryclip_lab.checks import check_choice, check_keys, check_whole, hint
 
-TASKS = tuple(recipes.RECIPES)
 OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw")
-TARGETS = {"digits": 0.99, "cifar10": 0.99}
-"""Where a run is over, unless it says otherwise; runs of other tasks go on to their last epoch."""
-MOVED = {"carryclip.experiments.peers": "carryclip_lab.peers"}
-"""Modules that studies and stores name as they were called when their runs' ids were made."""
 _WORDS = (
     "Component",
     "Norm",
@@ -47,7 +42,7 @@ class Spec:
     """One training run.
 
     Args:
-        task: data and network, such as ``"digits"`` or ``"cifar10"``; ``recipes`` has them all.
+        task: data and network, such as ``"digits"`` or ``"cifar10"``: a file of ``tasks/``, or ``"module:Class"``.
         optimizer: ``"sgd"``, ``"momentum"`` or ``"nesterov"`` (0.9), ``"adam"`` (0.9, 0.999), or ``"adamw"`` (0.9,
             0.99, decay 0.1).
         lr: learning rate; of ImageNet the peak, for 256 examples: it is multiplied by batch / 256.
@@ -59,7 +54,8 @@ class Spec:
         examples: size of a stratified subset of the training set; None for all.
         target: train accuracy at which a run is over; None to go on to the last epoch.
         method: ``"module:function"`` that attaches a method of your own; region and carry are what it makes of them.
-        settings: what else the task lets one choose; see ``recipes``.
+        settings: what else the task lets one choose: the fields of its class.
+        code: checksum of the files that a task or a method of your own is in.
 
     >>> given = {"task": "digits", "optimizer": "sgd", "lr": 0.1, "batch": 16, "epochs": 30, "seed": 0}
     >>> spec = Spec(**given, region="Norm(0.5)", carry="full")
@@ -79,22 +75,22 @@ class Spec:
     target: float | None = None
     method: str | None = None
     settings: tuple[tuple[str, Any], ...] = ()
+    code: str | None = None
 
     def __post_init__(self) -> None:
-        check_choice("task", self.task, TASKS)
+        task = tasks.find(self.task)
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
         _number("lr", self.lr, above=0.0)
         if self.target is None:
-            object.__setattr__(self, "target", TARGETS.get(self.task))
+            self._set(target=task.target)
+        elif task.target is None:
+            raise ValueError(f"{self.task} has no target: its runs go on to their last epoch.")
         else:
-            if self.task not in TARGETS:
-                raise ValueError(f"{self.task} has no target: its runs go on to their last epoch.")
             _number("target", self.target, above=0.0, most=1.0)
-            object.__setattr__(self, "target", float(self.target))
-        for name, least in (("batch", 1), ("epochs", 1), ("seed", 0), ("examples", 1)):
-            value = getattr(self, name)
-            if not (name == "examples" and value is None):
-                check_whole(name, value, least)
+            self._set(target=float(self.target))
+        check_whole(self, batch=1, epochs=1, seed=0)
+        if self.examples is not None:
+            check_whole(self, examples=1)
         if self.seed >= 2**62:
             raise ValueError(f"seed must be below 2**62, got {self.seed}.")
         if self.method is not None and (not isinstance(self.method, str) or ":" not in self.method):
@@ -102,16 +98,20 @@ class Spec:
         if self.region is None and self.carry != "none" and self.method is None:
             raise ValueError(f"There is no carry without a region: carry is {self.carry!r}.")
         region, carry = _canonical(self.region, self.carry)
-        object.__setattr__(self, "region", region)
-        object.__setattr__(self, "carry", carry)
-        object.__setattr__(self, "lr", float(self.lr))
-        if self.settings or self.task not in TARGETS:
-            object.__setattr__(self, "settings", tuple(sorted(vars(self.recipe).items())))
+        chosen = task(**dict(self.settings))
+        # All that can be chosen is written down, so that a default that changes some day changes no old run.
+        self._set(region=region, carry=carry, lr=float(self.lr), settings=tuple(sorted(vars(chosen).items())))
+        if self.code is None:
+            self._set(code=code_of(self.task, self.method))
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     @property
     def recipe(self) -> Any:
-        """What the task lets one choose, as its dataclass."""
-        return recipes.RECIPES[self.task](**dict(self.settings))
+        """The task with this run's settings."""
+        return tasks.find(self.task)(**dict(self.settings))
 
     @property
     def goal(self) -> float:
@@ -121,7 +121,8 @@ class Spec:
     @property
     def values(self) -> dict[str, Any]:
         """Every choice by its name."""
-        return {**{name: value for name, value in vars(self).items() if name != "settings"}, **dict(self.settings)}
+        own = {} if self.code is None else {"code": self.code}
+        return {**{name: getattr(self, name) for name in FIELDS}, **own, **dict(self.settings)}
 
     @property
     def canonical(self) -> str:
@@ -145,7 +146,10 @@ class Spec:
     @classmethod
     def read(cls, given: Mapping[str, Any], where: str = "spec") -> "Spec":
         """From a mapping, with an error that names what is unknown or missing."""
-        own = recipes.names(given.get("task"))
+        try:
+            own = list(tasks.settings(given["task"])) if "task" in given else []
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
         check_keys(where, given, [*FIELDS, *own])
         missing = [
             field.name
@@ -162,11 +166,15 @@ class Spec:
 
     @classmethod
     def from_canonical(cls, text: str) -> "Spec":
-        """The spec that was written down so."""
-        return cls.read(json.loads(text))
+        """The spec that was written down so: what was checked then is not checked again, and its task not loaded."""
+        given = json.loads(text)
+        spec = object.__new__(cls)
+        spec._set(code=given.pop("code", None), **{name: given.pop(name) for name in FIELDS})
+        spec._set(settings=tuple(sorted((name, value) for name, value in given.items())))
+        return spec
 
 
-FIELDS = [field.name for field in dataclasses.fields(Spec) if field.name != "settings"]
+FIELDS = [field.name for field in dataclasses.fields(Spec) if field.name not in ("settings", "code")]
 """What all runs have."""
 
 
@@ -184,15 +192,6 @@ def _canonical(region: str | None, carry: str) -> tuple[str | None, str]:
     return repr(found), written
 
 
-def check_keys(where: str, given: Mapping[str, Any], known: list[str]) -> None:
-    """Complain about a key that is not known, with the nearest that is."""
-    for key in given:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}."
-            raise ValueError(f"{where}: there is no {key!r}; {hint}")
-
-
 def parse(text: str) -> Any:
     """A region or a policy from its text; nothing but carryclip's own words and literals is understood.
 
@@ -208,9 +207,8 @@ def parse(text: str) -> Any:
 def _value(node: ast.expr) -> Any:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         if node.func.id not in _WORDS:
-            near = difflib.get_close_matches(node.func.id, _WORDS, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(_WORDS)}."
-            raise ValueError(f"there is no {node.func.id}; {hint}")
+            near = hint(node.func.id, _WORDS, f"known are {', '.join(_WORDS)}.")
+            raise ValueError(f"there is no {node.func.id}; {near}")
         named = {keyword.arg: _value(keyword.value) for keyword in node.keywords if keyword.arg is not None}
         return getattr(carryclip, node.func.id)(*map(_value, node.args), **named)
     return ast.literal_eval(node)
@@ -226,16 +224,40 @@ def policy_of(carry: str) -> CarryPolicy:
     return policy
 
 
-def load_method(path: str) -> Callable[..., Any]:
-    """The function behind ``"module:function"``."""
-    module, _, name = path.partition(":")
-    module = MOVED.get(module, module)
-    if not name:
-        raise ValueError(f"method must be 'module:function', got {path!r}.")
+def code_of(*paths: str | None) -> str | None:
+    """Checksum of the files of tasks and methods that are somebody's own: other code is another run.
+
+    Only the named modules count, not what they import.
+    """
+    own = [path.partition(":")[0] for path in paths if path is not None and ":" in path]
+    found = [_file(module) for module in own if module.partition(".")[0] not in ("carryclip", "carryclip_lab")]
+    files = [file for file in found if file is not None]
+    return _checksum(tuple((file, file.stat().st_mtime_ns) for file in files)) if files else None
+
+
+@functools.lru_cache(maxsize=64)
+def _checksum(files: tuple[tuple[Path, int], ...]) -> str:
+    """Of files and the times when they were written: a study has many runs with the same ones."""
+    return hashlib.sha256(b"".join(file.read_bytes() for file, _ in files)).hexdigest()[:16]
+
+
+def check_code(spec: Spec) -> None:
+    """Complain if this machine's files are not those that a run was planned with."""
+    found = code_of(spec.task, spec.method)
+    if spec.code is not None and found != spec.code:
+        raise ValueError(
+            f"Run {spec.id} was planned with other code of {spec.method or spec.task} (checksum {spec.code}) than is "
+            f"here ({found}). Give every machine the same file, or start the study again."
+        )
+
+
+def _file(module: str) -> Path | None:
+    """None if there is none, which whoever loads it says."""
     try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"The method {path!r} cannot be loaded: {error}.") from None
+        found = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    return None if found is None or found.origin is None or not found.has_location else Path(found.origin)
 
 
 def _number(name: str, value: Any, *, above: float, most: float = math.inf) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from optax import MaskedNode
 
 from carryclip.algorithm import Buffers, Rule
 from carryclip.optax._engine import Job, guarded
@@ -12,7 +13,6 @@ from carryclip.optax._layout import Layout, Leaf, Rulebook, is_clippable, is_hol
 from carryclip.optax._radii import fitted, sizes_at
 from carryclip.optax._state import UClipState, no_past
 from carryclip.precision import seed_of
-from optax import MaskedNode
 
 Tree = Any
 TREES = ("carry", "mean", "second", "feed")

@@ -9,13 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import tree_util
+from optax import MaskedNode
 
 from carryclip import _checks
 from carryclip.algorithm import NonFinite, Rule, rule_number
 from carryclip.carry import CarryPolicy
 from carryclip.regions import Norm, check_region
 from carryclip.scopes import NO_SCOPE, Place
-from optax import MaskedNode
 
 Tree = Any
 

@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-import optax
 from carryclip.algorithm import NonFinite
 from carryclip.carry import DEFAULT, CarryPolicy
 from carryclip.optax._transform import uclip

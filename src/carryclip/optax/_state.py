@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import tree_util
 
-import optax
 from carryclip.algorithm import Rule
 from carryclip.diagnosis import LAST_STEP, RUNNING, Course, dangers, warn_user
 from carryclip.moments import EWMA, Moments, Welford

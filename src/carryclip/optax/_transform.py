@@ -6,9 +6,9 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import lax
 
-import optax
 from carryclip.algorithm import NonFinite
 from carryclip.carry import DEFAULT, CarryPolicy, policy_of
 from carryclip.diagnosis import LAST_STEP, Course, followed

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch.distributed as dist
-
 import torch
+import torch.distributed as dist
+from torch import Tensor
+
 from carryclip.algorithm import measure
 from carryclip.diagnosis import Diagnosis
 from carryclip.policy import Sums
@@ -23,7 +24,6 @@ from carryclip.torch._namespace import constant, xp
 from carryclip.torch._pack import Opened, piece_of
 from carryclip.torch._shards import Spread, local
 from carryclip.torch._state import wide
-from torch import Tensor
 
 Seen = list[tuple[Bundle, Sums]]
 """The bundles of a step and what was measured of each."""

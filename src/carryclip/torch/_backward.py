@@ -8,10 +8,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-import torch
 from carryclip.carry import CarryPolicy
 from carryclip.judgement import Traits
 from carryclip.torch._layout import Gradients, Layout
@@ -19,7 +20,6 @@ from carryclip.torch._pack import writable
 from carryclip.torch._state import Ledger, OwnHome
 from carryclip.torch._step import Measured, Stepper
 from carryclip.torch._watch import Watch
-from torch import Tensor
 
 Average = torch.futures.Future[Tensor]
 """A bucket that is being averaged."""

@@ -11,10 +11,11 @@ from itertools import accumulate, count
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 from torch._utils import _flatten_dense_tensors as end_to_end
 from torch._utils import _unflatten_dense_tensors as in_shape
 
-import torch
 from carryclip.algorithm import Rule
 from carryclip.regions import Component
 from carryclip.scopes import NO_SCOPE, Place
@@ -23,7 +24,6 @@ from carryclip.torch._compiled import CompileMode
 from carryclip.torch._layout import Gradients, Layout, Leaf
 from carryclip.torch._pack import Opened, Packer, Piece, Source, open_up, piece_of, sizes_of
 from carryclip.torch._state import KEYS, OptimizerHome, OwnHome, Storage, wide
-from torch import Tensor
 
 Sizes = list[tuple[Any, ...]]
 """The numbers of each rule's region at a step."""

@@ -4,9 +4,10 @@ import inspect
 import weakref
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
-import torch
 from carryclip.advice import Advice
 from carryclip.algorithm import NonFinite, Rule
 from carryclip.carry import DEFAULT, CarryPolicy
@@ -17,9 +18,8 @@ from carryclip.torch._compiled import CompileMode, check_mode
 from carryclip.torch._hooks import Hooks
 from carryclip.torch._layout import Group, RegionMap
 from carryclip.torch._session import Session, check_every
-from carryclip.torch._state import PREFIX, OwnHome, read_storage, wide
+from carryclip.torch._state import PREFIX, OwnHome, carry_of, read_storage, refill
 from carryclip.torch._watch import Metrics
-from torch import Tensor
 
 _ASSIGNABLE = {"metrics_every", "_session", "_hooks", "_removed"}
 
@@ -184,11 +184,7 @@ class UClip:
         """The carry of a parameter, given itself, its name or position; zeros before its first step."""
         session = self._session
         leaf = _layout.find(session.layout.leaves, param, session.summary())
-        found = session.stepper.home.peek(leaf.param).get(PREFIX + "carry")
-        if found is not None:
-            return found
-        kind = session.storage.kind("carry", leaf.param, wide(leaf.param.dtype))
-        return torch.zeros_like(leaf.param, dtype=kind, requires_grad=False)
+        return carry_of(session.stepper.home, leaf.param, session.storage)
 
     def nonfinite_parameters(self) -> dict[str, int]:
         """Which parameters had non-finite gradients, and in how many steps; waits for the device."""
@@ -244,17 +240,8 @@ class UClip:
             raise ValueError(
                 f"The state has {len(groups)} groups of parameters, this clipper has {len(layout.groups)}."
             )
-        for number, entries in state.items():
-            leaf = layout.leaves[number] if number < len(layout.leaves) else None
-            found = entries.get(PREFIX + "carry")
-            if leaf is None or (found is not None and found.shape != leaf.param.shape):
-                where = f"parameter {number}" if leaf is None else leaf.name
-                raise ValueError(f"The state does not fit these parameters: {where} is missing or has another shape.")
-        home.state.clear()
+        refill(home, layout.leaves, state)
         session.stepper.forget()
-        for number, entries in state.items():
-            param = layout.leaves[number].param
-            home.entries(param).update({k: v.to(param.device, copy=True) for k, v in entries.items()})
         session.take_over(layout.leaves, groups, layout.groups)
         session.watch.reset()
 

@@ -14,17 +14,22 @@ from collections.abc import Callable
 from typing import Any, Literal, cast
 
 import torch
+from torch import Tensor
+
 from carryclip.algorithm import Age, Buffers, Rule, apply, measure
 from carryclip.policy import Scaling, Sums
 from carryclip.precision import truncate
 from carryclip.torch._namespace import xp
-from torch import Tensor
 
 CompileMode = bool | Literal["auto"]
 WORTHWHILE = 1 << 22
 """With ``"auto"``: entries in large tensors from which it pays to compile."""
-OPTIONS: dict[str, Any] = {"emulate_precision_casts": True}
-"""Without this the compiler drops the rounding to a narrower type, and the carry loses what rounding cuts off."""
+OPTIONS: dict[str, Any] = {"emulate_precision_casts": True, "cpp.min_chunk_size": 0}
+"""Precision casts: without them the compiler drops the rounding to a narrower type, and the carry loses what that cuts.
+
+The chunk size: on the CPU the length of the first array decides whether a loop runs on all cores, however long the next
+arrays are; and the compiler's cache on disk hands that loop to other processes. With 0 every loop does.
+"""
 
 log = logging.getLogger("carryclip")
 _broken = False

@@ -11,18 +11,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.weak import WeakTensorKeyDictionary
 
-import torch
 from carryclip.algorithm import Rule
 from carryclip.carry import CarryPolicy, policy_of
 from carryclip.diagnosis import FRAMEWORKS, warn_user
 from carryclip.groups import Group, describe
 from carryclip.judgement import Traits
 from carryclip.regions import Norm, Region
-from torch import Tensor
 
 # ------------------------------------------------------------------ what a clipper is given
 
@@ -83,6 +83,11 @@ def _hookable(optimizer: Any) -> Optimizer:
         return _hookable(optimizer.optimizer)
     if isinstance(optimizer, torch.optim.LBFGS):
         raise TypeError("LBFGS evaluates the gradient many times per step, which no carry fits: use SGD or AdamW.")
+    if isinstance(optimizer, Optimizer) and any(group.get("differentiable") for group in optimizer.param_groups):
+        raise ValueError(
+            f"{name} has differentiable=True, and no derivative passes through a clipped step: the clip would "
+            "silently be left out. Clip inside your own differentiable function instead."
+        )
     if isinstance(optimizer, Optimizer) and all(hasattr(optimizer, registry) for registry in _REGISTRIES):
         return optimizer
     for attribute in _INNER:

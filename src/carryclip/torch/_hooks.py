@@ -5,10 +5,11 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Protocol
 
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-import torch
 from carryclip.diagnosis import warn_user
 from carryclip.groups import GROUP_KEY
 from carryclip.torch._foreign import calling_scaler, makes_state
@@ -16,7 +17,6 @@ from carryclip.torch._pack import writable
 from carryclip.torch._shards import local
 from carryclip.torch._state import PREFIX, REGION, is_marked, params_of
 from carryclip.torch._step import Report
-from torch import Tensor
 
 
 class _Clipper(Protocol):

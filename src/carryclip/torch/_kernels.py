@@ -5,18 +5,19 @@
     Listed     constant regions on a device: each line is one launch for a whole list of tensors
     Compiled   the same functions through ``torch.compile``: large arrays, on request
 
-``Kernel`` says what each must do. Those for rows are in ``_rows``, and ``_choice`` takes the first that suits, so that
-one more is a class here and an entry there; the battery proves each of them equal to the reference.
+``Kernel`` says what each must do. Those for rows are in ``_rows``, and ``Kernels`` there takes the first that suits, so
+that one more is a class here and an entry there; the battery proves each of them equal to the reference.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import torch
+from torch import Tensor
 from torch._utils import _flatten_dense_tensors as end_to_end
 from torch._utils import _unflatten_dense_tensors as in_shape
 
-import torch
 from carryclip.algorithm import Age, Buffers, Rule, age, apply, measure
 from carryclip.diagnosis import Diagnosis
 from carryclip.policy import Scaling, Sums
@@ -28,7 +29,6 @@ from carryclip.torch._compiled import NotCompiledError
 from carryclip.torch._namespace import xp
 from carryclip.torch._pack import Piece
 from carryclip.torch._record import NotRecordableError, Program, filled, record
-from torch import Tensor
 
 
 class Told(NamedTuple):

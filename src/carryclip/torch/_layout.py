@@ -8,13 +8,14 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+
 from carryclip.algorithm import NonFinite, Rule, rule_number
 from carryclip.carry import CarryPolicy
 from carryclip.groups import GROUP_KEY, Group, RegionMap, describe  # noqa: F401 (imported from here by others)
 from carryclip.regions import Norm, Region
 from carryclip.scopes import NO_SCOPE, Place, Table
 from carryclip.torch._shards import Spread, is_sharded, local_gradient, local_range, spread_of
-from torch import Tensor
 
 Gradients = list[Tensor | None]
 """By number of the parameter; what is here of those that are spread over ranks."""

@@ -5,12 +5,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
-import torch
 from carryclip.algorithm import NonFinite
 from carryclip.carry import DEFAULT, CarryPolicy, check_policy
 from carryclip.diagnosis import warn_user
@@ -20,10 +21,9 @@ from carryclip.torch._backward import Average, Buckets, Passes, Source, Stage
 from carryclip.torch._hooks import Hooks
 from carryclip.torch._layout import Leaf, RegionMap
 from carryclip.torch._session import check_every
-from carryclip.torch._state import AS_COMPUTED, PREFIX, STEPS, params_of, take_over, wide
+from carryclip.torch._state import AS_COMPUTED, PREFIX, STEPS, carry_of, params_of, refill, take_over
 from carryclip.torch._step import Report
 from carryclip.torch._watch import Metrics
-from torch import Tensor, nn
 
 
 class LocalUClip:
@@ -131,11 +131,7 @@ class LocalUClip:
     def carry(self, param: Tensor | str | int) -> Tensor:
         """This rank's carry of a parameter after the last step, given itself, its name or position."""
         param = _layout.find(self._layout.leaves, param, self.summary()).param
-        found = self._stage.kept.peek(param).get(PREFIX + "carry")
-        if found is None:
-            kind = AS_COMPUTED.kind("carry", param, wide(param.dtype))
-            found = torch.zeros_like(param, dtype=kind, requires_grad=False)
-        return found
+        return carry_of(self._stage.kept, param, AS_COMPUTED)
 
     def nonfinite_parameters(self) -> dict[str, int]:
         """Which parameters had non-finite gradients on this rank, and in how many passes; waits for the device."""
@@ -206,18 +202,9 @@ class LocalUClip:
             )
         state = mine[0]["state"] if mine else _mean_carries(states)
         layout, stage = self._layout, self._stage
-        for number, entries in state.items():
-            leaf = layout.leaves[number] if number < len(layout.leaves) else None
-            carry = entries.get(PREFIX + "carry")
-            if leaf is None or (carry is not None and carry.shape != leaf.param.shape):
-                where = f"parameter {number}" if leaf is None else leaf.name
-                raise ValueError(f"The state does not fit: {where} is missing or has another shape.")
+        refill(stage.kept, layout.leaves, state)
         stage.open = False
-        stage.kept.state.clear()
         stage.ledger.reset()
-        for number, entries in state.items():
-            param = layout.leaves[number].param
-            stage.kept.state[param] = {key: value.to(param.device, copy=True) for key, value in entries.items()}
         if mine:
             groups = mine[0]["groups"]
             take_over(layout, stage.ledger, stage.kept, layout.leaves, groups, layout.groups, self.summary())

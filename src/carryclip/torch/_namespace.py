@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+
 from carryclip._numpy import NumpyNamespace
 
 LONG = 1024

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-
 import torch
+from torch import Tensor
+
 from carryclip.advice import Advice, advise
 from carryclip.regions import Component, Norm
 from carryclip.torch._foreign import traits
 from carryclip.torch._layout import Layout
 from carryclip.torch._shards import local
 from carryclip.torch._step import Report
-from torch import Tensor
 
 SAMPLED_COORDINATES = 16_384
 REMEMBERED_STEPS = 1_000

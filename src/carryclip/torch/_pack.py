@@ -8,15 +8,15 @@ and ``deepcopy``, and distributed checkpoints see plain entries.
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
 from torch._utils import _unflatten_dense_tensors as in_shape
 
-import torch
 from carryclip.algorithm import Buffers, Rule
 from carryclip.precision import wrapped_seed
 from carryclip.torch._layout import Leaf, fitted, pick
 from carryclip.torch._shards import laid_like, local, put_gradient
 from carryclip.torch._state import KEYS, Entries, Storage, buffers_of, wide
-from torch import Tensor
 
 
 class Piece(NamedTuple):

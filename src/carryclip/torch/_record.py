@@ -18,6 +18,7 @@ from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
+
 from carryclip.torch._namespace import row_squares, squared_norm
 
 

@@ -1,4 +1,4 @@
-"""Kernels for norms of rows, or columns: sums and scalars are vectors, one entry for each.
+"""Kernels for norms of rows, or columns, whose sums and scalars are vectors; and the choice between all kernels.
 
 Rows           the pure functions: any array
 RecordedRows   the same as programs that write in place: tensors that lie in memory row by row, on the CPU
@@ -9,13 +9,25 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from carryclip.algorithm import Age, apply, measure
 from carryclip.diagnosis import Diagnosis
 from carryclip.policy import Scaling, Sums
-from carryclip.torch._bundles import Bundle
-from carryclip.torch._kernels import Call, Case, Pure, Recorded, Told, apply_of, measure_of
+from carryclip.torch._bundles import Bundle, Tuning
+from carryclip.torch._kernels import (
+    Call,
+    Case,
+    Compiled,
+    Kernel,
+    Listed,
+    Pure,
+    Recorded,
+    Told,
+    apply_of,
+    measure_of,
+)
 from carryclip.torch._namespace import RowsNamespace
-from torch import Tensor
 
 
 class Rows(Pure):
@@ -94,6 +106,23 @@ class RecordedRows(Rows):
         stored = [x for x in piece.buffers[:-1] if x is not None]
         program.run(array, *stored, *columns, *self.recorded.room(program, array))
         return Told(None, diagnosis)
+
+
+class Kernels:
+    """The kernels of one clipper, and which of them gets which gradients: the first that suits."""
+
+    def __init__(self, tuning: Tuning) -> None:
+        self.tuning = tuning
+        self.case = Case
+        self.pure, self.recorded, self.rows = Pure(), Recorded(), Rows()
+        by_rows = [RecordedRows(self.recorded), self.rows]
+        self.by_preference: list[Kernel] = [*by_rows, Compiled(), self.recorded, Listed(), self.pure]
+
+    def choose(self, case: Case) -> Kernel:
+        """The first that suits ordinary gradients; unusual ones go to ``pure``."""
+        if self.tuning.way == "pure" and not case.rule.region.split:
+            return self.pure
+        return next(kernel for kernel in self.by_preference if kernel.suits(case))
 
 
 @cache

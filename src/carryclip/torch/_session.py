@@ -3,6 +3,7 @@
 import weakref
 from typing import Any
 
+from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim import SGD, Optimizer
 
@@ -31,7 +32,6 @@ from carryclip.torch._state import (
 )
 from carryclip.torch._step import Report, Stepper
 from carryclip.torch._watch import CLIPPED, Watch, has_values
-from torch import Tensor
 
 
 class Session:

@@ -9,7 +9,6 @@ from functools import cache
 from typing import Any
 
 import torch.distributed as dist
-
 from torch import Tensor
 
 

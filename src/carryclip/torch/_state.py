@@ -8,9 +8,10 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
-import torch
 from carryclip import _checks
 from carryclip.algorithm import Buffers, Rule, find_rule
 from carryclip.diagnosis import warn_user
@@ -18,7 +19,6 @@ from carryclip.policy import Memory, Policy
 from carryclip.radius import Past
 from carryclip.torch._layout import Group, Layout, Leaf, Places, Run
 from carryclip.torch._shards import local
-from torch import Tensor
 
 PREFIX = "uclip_"
 REGION = PREFIX + "region"
@@ -132,7 +132,9 @@ def is_marked(optimizer: Optimizer) -> bool:
 
 def has_stepped(optimizer: Optimizer) -> bool:
     """Whether there is a state that steps have left; Adagrad sets its own up before the first."""
-    return any(float(entries.get("step", 1)) > 0 for entries in optimizer.state.values() if entries)
+    counts = [entries.get("step", 1) for entries in optimizer.state.values() if entries]
+    # On the meta device there are no values, and no step can have been taken.
+    return any(float(count) > 0 for count in counts if not (isinstance(count, Tensor) and count.is_meta))
 
 
 class Storage(NamedTuple):
@@ -157,6 +159,29 @@ class Storage(NamedTuple):
 
 
 AS_COMPUTED = Storage()
+
+
+def carry_of(home: OwnHome | OptimizerHome, param: Tensor, storage: Storage) -> Tensor:
+    """The carry of a parameter; zeros before its first step."""
+    found = home.peek(param).get(KEYS["carry"])
+    if found is not None:
+        return found
+    kind = storage.kind("carry", param, wide(param.dtype))
+    return torch.zeros_like(param, dtype=kind, requires_grad=False)
+
+
+def refill(home: OwnHome, leaves: list[Leaf], state: dict[int, dict[str, Tensor]]) -> None:
+    """Replace all that a home holds by saved entries, by number of the parameter; an error comes before that."""
+    for number, entries in state.items():
+        leaf = leaves[number] if number < len(leaves) else None
+        carry = entries.get(KEYS["carry"])
+        if leaf is None or (carry is not None and carry.shape != leaf.param.shape):
+            where = f"parameter {number}" if leaf is None else leaf.name
+            raise ValueError(f"The state does not fit these parameters: {where} is missing or has another shape.")
+    home.state.clear()
+    for number, entries in state.items():
+        param = leaves[number].param
+        home.entries(param).update({key: value.to(param.device, copy=True) for key, value in entries.items()})
 
 
 def read_storage(carry: Any, moments: Any, params: list[Tensor]) -> Storage:

@@ -11,8 +11,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-
 import torch
+from torch import Tensor
+
 from carryclip.diagnosis import LAST_STEP
 from carryclip.policy import Memory, Scaling, Sums
 from carryclip.radius import Past
@@ -31,15 +32,14 @@ from carryclip.scopes import (
 )
 from carryclip.torch._agree import Aftermath, Agreement, Seen
 from carryclip.torch._bundles import Bundle, Plan, Planner, Sizes, Tuning
-from carryclip.torch._choice import Kernels
 from carryclip.torch._compiled import CompileMode
 from carryclip.torch._kernels import Call, Told
 from carryclip.torch._layout import Gradients, Layout, Leaf
 from carryclip.torch._namespace import RowsNamespace, constant, host_xp, xp
 from carryclip.torch._pack import open_up
+from carryclip.torch._rows import Kernels
 from carryclip.torch._shards import local
 from carryclip.torch._state import AS_COMPUTED, KEYS, Ledger, OptimizerHome, OwnHome, Storage, wide
-from torch import Tensor
 
 ORDINARY = {Tensor, torch.nn.Parameter, type(None)}
 
@@ -219,32 +219,23 @@ class Stepper:
 
     def _decide(self, turn: Turn, found: Totals | None, skip: Tensor | None) -> tuple[Any, Scaling | None]:
         """(radius of each scope, its scaling); the policy's memory moves on."""
-        table, memory = turn.layout.table, self.ledger.memory
         if found is None:
             return None, None
-        radii = self._by_run(turn)[0]
-        past = self.ledger.past
-        if not turn.host:
-            radius = table.spread(xp, radii, found.sums.total_sq)
-            followers = _followers(turn, xp, found.sums.total_sq)
-            radius = rule_radii(xp, followers, radius, past, found.sums)
-            scaling, moved = decide_all(xp, table, found, radius, memory, skip, found.sums.total_sq)
-            if memory is not None and moved is not None:
-                torch._foreach_copy_(memory.known(), moved.known())
-            if past is not None:
-                torch._foreach_copy_(past.known(), rule_pasts(xp, followers, past, found, skip).known())
-            return radius, scaling
-        radius = table.spread(host_xp, radii, np.float64)
-        known = None if memory is None else Memory.each(Tensor.numpy, memory)
-        before = None if past is None else Past.each(Tensor.numpy, past)
+        table, memory, past = turn.layout.table, self.ledger.memory, self.ledger.past
+        space, like = xp, found.sums.total_sq
+        if turn.host:  # scalars of the host are NumPy's: views of the same memory, and much faster to reckon with
+            space, like = host_xp, np.float64
+            memory = None if memory is None else Memory.each(Tensor.numpy, memory)
+            past = None if past is None else Past.each(Tensor.numpy, past)
         with np.errstate(all="ignore"):
-            followers = _followers(turn, host_xp, np.float64)
-            radius = rule_radii(host_xp, followers, radius, before, found.sums)
-            scaling, moved = decide_all(host_xp, table, found, radius, known, None, np.float64)
-            if before is not None:
-                _overwrite(before, rule_pasts(host_xp, followers, before, found, None))
-        if known is not None and moved is not None:
-            _overwrite(known, moved)
+            followers = _followers(turn, space, like)
+            radius = table.spread(space, self._by_run(turn)[0], like)
+            radius = rule_radii(space, followers, radius, past, found.sums)
+            scaling, moved = decide_all(space, table, found, radius, memory, skip, like)
+            if past is not None:
+                _overwrite(past, rule_pasts(space, followers, past, found, skip))
+        if memory is not None and moved is not None:
+            _overwrite(memory, moved)
         return radius, scaling
 
     def _apply(self, turn: Turn, found: Totals | None, scaling: Scaling | None, skip: Tensor | None) -> list[Told]:
@@ -482,8 +473,12 @@ def _followers(turn: Turn, space: Any, like: Any) -> list[Follower]:
 
 def _overwrite(old: Any, new: Any) -> None:
     """Put new columns in the place of old ones."""
-    for mine, theirs in zip(old.known(), new.known(), strict=True):
-        np.copyto(mine, theirs)
+    mine, theirs = old.known(), new.known()
+    if mine and isinstance(mine[0], Tensor):
+        torch._foreach_copy_(mine, theirs)
+        return
+    for column, value in zip(mine, theirs, strict=True):
+        np.copyto(column, value)
 
 
 def _within(scaling: Scaling, bundle: Bundle) -> bool:

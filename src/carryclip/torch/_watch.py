@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from carryclip.carry import CarryPolicy, policy_of
 from carryclip.diagnosis import (
     LAST_STEP,
@@ -25,7 +27,6 @@ from carryclip.judgement import Traits
 from carryclip.regions import Region
 from carryclip.torch._namespace import xp
 from carryclip.torch._state import Ledger
-from torch import Tensor
 
 COPY_EVERY = 10
 """Measured steps between two copies to the host."""

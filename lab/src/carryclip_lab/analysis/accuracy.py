@@ -9,7 +9,7 @@ from carryclip_lab.analysis.summary import Cell, Summary, runs_of
 from carryclip_lab.analysis.tables import Table
 from carryclip_lab.analysis.verdicts import same_table
 from carryclip_lab.store.records import FAULTS
-from carryclip_lab.tasks.recipes import ImageNet
+from carryclip_lab.tasks.imagenet import ImageNet
 
 PAPER: dict[tuple[RegionName, Method], tuple[float, float]] = {
     (RegionName("none"), NONE): (77.1, 0.1),

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from carryclip_lab import figures
 from carryclip_lab.analysis import accuracy, judge, tables
@@ -11,8 +10,6 @@ from carryclip_lab.analysis.claims import Claim
 from carryclip_lab.analysis.summary import Summary
 from carryclip_lab.analysis.tables import Table
 from carryclip_lab.figures.sheet import Figure
-
-Name = Literal["epochs", "accuracy", "trial"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,7 @@ class Kind:
     trial: bool = False
 
 
-KINDS: dict[Name, Kind] = {
+KINDS: dict[str, Kind] = {
     "epochs": Kind(figures.FIGURES, tables.of_epochs, judge.judge, in_report=False),
     "accuracy": Kind(figures.IMAGES, accuracy.table, accuracy.judged),
     "trial": Kind(figures.TRIALS, tables.of_trial, answers=answers, parts=tables.parts, trial=True),
@@ -46,11 +43,5 @@ KINDS: dict[Name, Kind] = {
 
 
 def kind_of(summary: Summary) -> Kind:
-    """What a study can show: by epochs to a target, by its best accuracy, or as a trial."""
-    return KINDS[_name(summary)]
-
-
-def _name(summary: Summary) -> Name:
-    if summary.subject is not None:
-        return "trial"
-    return "accuracy" if summary.task == "imagenet" else "epochs"
+    """What a study can show, as its task says."""
+    return KINDS[summary.recipe.shown_as]

@@ -16,7 +16,6 @@ OPTIMIZERS = {
     "adam": "Adam",
     "adamw": "AdamW",
 }
-TASKS = {"cifar10": "CIFAR-10", "digits": "scikit-learn's digits", "imagenet": "ImageNet"}
 _PEERS = "carryclip.experiments.peers:"
 """Where the classes of others' remedies were when their runs' ids were made."""
 PEERS = {
@@ -150,11 +149,6 @@ def _unusual(thing: Any, skip: tuple[str, ...] = ()) -> str:
     return "".join(
         f", {each.name}={getattr(thing, each.name)!r}" for each in chosen if getattr(thing, each.name) != each.default
     )
-
-
-def data_name(task: str, examples: int | None) -> str:
-    """The data in words."""
-    return TASKS.get(task, task) + ("" if examples is None else f", {examples:,} examples")
 
 
 def region_order(text: str | None) -> tuple[Any, ...]:

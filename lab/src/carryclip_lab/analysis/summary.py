@@ -21,7 +21,6 @@ from carryclip_lab.analysis.naming import (
     OPTIMIZERS,
     Method,
     RegionName,
-    data_name,
     method_of,
     region_name,
     region_order,
@@ -209,30 +208,26 @@ class Summary:
         norms = [region for region in self.regions if region_name(region) == RegionName("norm", (0.5,))]
         return next(iter(norms + self.regions), None)
 
+    @cached_property
+    def recipe(self) -> Any:
+        """The task, with the settings of the first run."""
+        return self.cells[0].records[0].spec.recipe
+
     @property
     def command(self) -> str:
         """What makes these runs."""
-        return f"carryclip reproduce {self.study}" + (" --data DIR" if self.task == "imagenet" else "")
+        return f"carryclip reproduce {self.study} {self.recipe.needs}".strip()
 
     @property
     def data(self) -> str:
         """The data in words."""
-        if self.task == "imagenet":
-            recipe = self.cells[0].records[0].spec.recipe
-            whole = recipe.data == "imagenet" or recipe.images > 1_000_000
-            counted = f"{recipe.classes:,} classes, {recipe.images:,} images of {recipe.image} pixels, {recipe.net} v2"
-            return f"{data_name(self.task, None) if whole else 'a folder'}: {counted}"
-        return data_name(self.task, self.examples) if self.subject is None else self.subject.title
+        return self.recipe.data_name(self.examples)
 
     @property
     def described(self) -> str:
         """The same, and when a run is over."""
-        if self.subject is not None:
-            steps = sorted({record.spec.epochs * record.spec.recipe.steps for record in self.cells[0].records})
-            return f"{self.data}, {self.subject.setting}, {' or '.join(f'{count:,}' for count in steps)} steps"
-        if self.target == math.inf:
-            return f"{self.data}, {max(cell.limit for cell in self.cells)} epochs"
-        return f"{self.data}, target {100 * self.target:g} % train accuracy"
+        told = self.recipe.described([record.spec for record in self.cells[0].records])
+        return told if self.target == math.inf else f"{told}, target {100 * self.target:g} % train accuracy"
 
     @cached_property
     def outcomes(self) -> Counter[str]:

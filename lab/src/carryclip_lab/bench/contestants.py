@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from carryclip import EWMA, RMS, Adaptive, Component, Drip, Gated, Norm, Shrunk, Welford
 from carryclip.presets import agc
 from carryclip.torch import UClip
 from carryclip.torch._bundles import Tuning
-from torch import Tensor
 
 Step = Callable[[], Any]
 

@@ -11,6 +11,7 @@ from carryclip_lab.bench.models import Shape
 def transformations(radius: float) -> dict[str, Any]:
     """By name; the radius is the norm's."""
     import optax
+
     from carryclip import EWMA, Adaptive, Component, Norm, Shrunk
     from carryclip.optax import uclip
     from carryclip_lab.bench.contestants import COMPONENT_RADIUS

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # its profiler tells of every start
 
+import torch
 from rich.console import Console
 from rich.status import Status
 
-import torch
 from carryclip_lab.bench import models, report, runner
 from carryclip_lab.bench.runner import Options, Row
 from carryclip_lab.commands.output import complain, make_folder
@@ -44,7 +44,7 @@ def main(
     if "optax" in parts and (not jax or importlib.util.find_spec("optax") is None):
         parts.remove("optax")
         if jax:
-            console.print('optax is not installed, so its part is left out; pip install "carryclip[jax]" brings it.')
+            console.print('optax is not installed: its part is left out; in a clone, pip install ".[jax]" brings it.')
     words = ["carryclip bench", *(["--quick"] if quick else []), *(f"--part {name}" for name in part or [])]
     command = " ".join(words + [f"--model '{name}'" for name in model or []])
     rows, start = list[Row](), time.perf_counter()

@@ -12,13 +12,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
 from carryclip import CarryClipWarning, __version__
 from carryclip_lab.bench import contestants, jax_side, meters, models, theory_side, training
 from carryclip_lab.bench.contestants import COMPONENT_RADIUS, Entry, Make
 from carryclip_lab.bench.meters import Times
 from carryclip_lab.bench.models import Shape
 from carryclip_lab.theory_figures.study import Scale
-from torch import Tensor, nn
 
 BASELINE = "clip_grad_norm_"
 SIZES = (10_000, 100_000, 1_000_000, 10_000_000, 100_000_000)

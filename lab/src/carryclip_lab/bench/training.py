@@ -4,17 +4,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
 from carryclip import Component, Norm
 from carryclip.torch import UClip
-from carryclip_lab.tasks import old as tasks
-from carryclip_lab.tasks.decoder import Decoder
-from torch import Tensor, nn
+from carryclip_lab.tasks import cifar10
+from carryclip_lab.tasks._decoder import Decoder
 
 
 def conv_net() -> tuple[nn.Module, Tensor, Tensor]:
     """The paper's CIFAR-10 net and a batch of 100 random images."""
     images = torch.randn(100, 3, 32, 32).to(memory_format=torch.channels_last)
-    return tasks.conv_net(torch.Generator().manual_seed(0)), images, torch.randint(10, (100,))
+    return cifar10.conv_net(torch.Generator().manual_seed(0)), images, torch.randint(10, (100,))
 
 
 def transformer() -> tuple[nn.Module, Tensor, Tensor]:

@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -14,9 +13,11 @@ from carryclip_lab.commands.output import complain
 from carryclip_lab.data.unpack import DataError
 from carryclip_lab.engine import cost
 from carryclip_lab.engine.settings import Options
+from carryclip_lab.spec import Spec
 from carryclip_lab.store.database import StoreError
 from carryclip_lab.store.records import duration
 from carryclip_lab.store.store import Store
+from carryclip_lab.task import Place, find
 
 
 def ask(
@@ -31,20 +32,19 @@ def ask(
     images_per_second: float | None,
 ) -> int:
     """Find the studies and plan them."""
-    from carryclip_lab.commands.reproduce import InputError, check_options, studies, with_text
+    from carryclip_lab.commands.reproduce import InputError, check_options, studies
 
     console = Console()
     try:
         check_options(Options(workers=workers, threads=threads, device=device))
         if images_per_second is not None and not images_per_second > 0:
             raise InputError(f"--images-per-second must be above 0, got {images_per_second:g}.")
-        chosen = _with_sizes(studies(what or ([] if tier else grid.names()), tier), data, console)
-        chosen = _at_hand(with_text(chosen, data), data, console)
+        chosen = _at_hand(studies(what or ([] if tier else grid.names()), tier), data, console)
         if not chosen:
             return 2
         typed = " ".join([*what, *(["--tier", tier] if tier else [])]) or "STUDY"
-        if any("imagenet" in study.tasks and study.tier != "smoke" for study in chosen):
-            typed += f" --data {data or 'DIR'}"
+        for needs in {find(task).needs for study in chosen if study.tier != "smoke" for task in study.tasks} - {""}:
+            typed += f" {needs}" if data is None else f" {needs.split()[0]} {data}"
         elsewhere = images_per_second is not None  # where nothing is known of its cores
         workers = workers or (1 if elsewhere else default_workers(threads, device))
         given = {"store": store, "workers": workers, "threads": threads, "device": device, "data": data}
@@ -54,34 +54,19 @@ def ask(
         return 2
 
 
-def _with_sizes(chosen: Sequence[grid.Study], data: str | None, console: Console) -> list[grid.Study]:
-    """Studies of images with the size of the folder that will be used; those of an unknown size are left out."""
-    found = []
-    for study in chosen:
-        if "imagenet" not in study.tasks or (study.tier == "paper" and data is None):
-            found.append(study)
-        elif data is not None:
-            from carryclip_lab.imagenet.folder import look_through
-
-            found.append(study.with_settings("imagenet", look_through(data).settings))
-        elif study.tier == "smoke":
-            from carryclip_lab.imagenet import made
-
-            found.append(study.with_settings("imagenet", made.settings()))
-        else:
-            console.print(f"{study.name} depends on the images: say --data DIR.", highlight=False, markup=False)
-    return found
-
-
 def _at_hand(chosen: Sequence[grid.Study], data: str | None, console: Console) -> list[grid.Study]:
     """Those whose data are here, as steps are timed on them; the others are named, with what to do."""
-    from carryclip_lab.commands.reproduce import check_data
-
     found = []
     for study in chosen:
+        known = study.with_data(data, make=False)
+        if known is None:
+            needs = " ".join({find(task).needs for task in study.tasks})
+            console.print(f"{study.name} depends on the images: say {needs}.", highlight=False, markup=False)
+            continue
         try:
-            check_data(study.specs, data)
-            found.append(study)
+            for task in {spec.task: spec.recipe for spec in known.specs}.values():
+                task.at_hand(data)
+            found.append(known)
         except DataError as error:
             console.print(f"{study.name} is left out. {error}", highlight=False, markup=False)
     return found
@@ -104,14 +89,13 @@ def main(
     console = Console()
     begun = time.perf_counter()
     specs = [spec for study in chosen for spec in study.specs]
-    images = [spec for spec in specs if spec.task == "imagenet"]
+    images = [spec for spec in specs if find(spec.task).lasting]
     with console.status("Timing a few steps of everything ..."):
         if images_per_second is not None:
-            specs = [spec for spec in specs if spec.task != "imagenet"]
-        rates: dict[str, Any] = calibrate(specs, workers, threads, device, data) if specs else {}
+            specs = [spec for spec in specs if not find(spec.task).lasting]
+        rates = calibrate(specs, workers, threads, Place(device, data)) if specs else {}
         if images and images_per_second is not None:
-            keys = {cost.Throughput.key(spec) for spec in images}
-            rates["imagenet"] = cost.Throughput(dict.fromkeys(keys, images_per_second))
+            rates[images[0].task] = cost.priced(images, images_per_second)
     where = "On this machine" if specs else f"At {images_per_second:,.0f} images/s"
     how = f"{workers} worker(s) of {threads} thread(s), {device}" if specs else f"{workers} run(s) at a time"
     table = Table(title=f"{where}: {how}", title_justify="left")
@@ -122,11 +106,11 @@ def main(
         left = [pair for pair in zip(study.specs, study.typical, strict=True) if pair[0].id not in done]
         longest = [(spec, float(spec.epochs)) for spec, _ in left]
         expected, most = (estimate(pairs, rates, workers) for pairs in (left, longest))
-        steps = sum(cost.steps_of(spec) * epochs for spec, epochs in left)
+        steps = sum(spec.recipe.epoch(spec)[0] * epochs for spec, epochs in left)
         runs = f"{len(study.specs):,}"
         table.add_row(study.name, study.tier, runs, f"{len(done):,}", said(steps), duration(expected), duration(most))
     console.print(table)
-    for line in _said_of_images(images, rates.get("imagenet"), images_per_second):
+    for line in _said_of_images(images, rates, images_per_second):
         console.print(line, highlight=False, markup=False)
     for line in _said_of_epochs(chosen):
         console.print(line, highlight=False, markup=False)
@@ -151,24 +135,27 @@ def _said_of_epochs(chosen: Sequence[grid.Study]) -> list[str]:
     return lines
 
 
-def _said_of_images(images: Sequence[cost.Spec], found: Any, given: float | None) -> list[str]:
-    """What the price of ImageNet rests on."""
+def _said_of_images(images: Sequence[Spec], rates: dict[str, cost.Rates], given: float | None) -> list[str]:
+    """What the price of runs that take days rests on."""
     if not images:
         return []
+    name = images[0].recipe.name
     if given is not None:
         return [
-            f"ImageNet: priced at {given:,.0f} images/s for each run, as you gave it, not measured here. An image that "
+            f"{name}: priced at {given:,.0f} images/s for each run, as you gave it, not measured here. An image that "
             "is only evaluated counts a third."
         ]
-    rates = {key: found.rates[key] for key in map(cost.Throughput.key, images)}
-    told = ", ".join(f"{net} at {side} pixels {rate:,.1f}" for (net, side, *_), rate in rates.items())
+    found = {}
+    for spec in images:
+        seconds = rates[spec.task].step[spec.batch, cost.data_of(spec)]
+        found[f"{spec.recipe.net} at {spec.recipe.image} pixels {spec.batch / seconds:,.1f}"] = None
     return [
-        f"ImageNet: measured here on made-up pixels, so that reading files comes on top if it is slower; images/s of "
-        f"each worker: {told}. For another machine: --images-per-second N"
+        f"{name}: measured here on made-up pixels, so that reading files comes on top if it is slower; images/s of "
+        f"each worker: {', '.join(found)}. For another machine: --images-per-second N"
     ]
 
 
-def estimate(pairs: Sequence[tuple[cost.Spec, float]], rates: dict[str, Any], workers: int) -> float:
+def estimate(pairs: Sequence[tuple[Spec, float]], rates: dict[str, cost.Rates], workers: int) -> float:
     """Seconds for runs of so many epochs each, by workers that share them evenly but for the last."""
     if not pairs:
         return 0.0

@@ -10,7 +10,6 @@ from carryclip_lab.commands.output import complain
 from carryclip_lab.commands.status import find
 from carryclip_lab.engine import work
 from carryclip_lab.engine.settings import Setting
-from carryclip_lab.imagenet.folder import WHERE
 from carryclip_lab.store.database import StoreError
 from carryclip_lab.store.records import End, Epoch, Progress
 from carryclip_lab.store.store import Store
@@ -32,8 +31,8 @@ def main(start: str, path: str, data: str | None = None) -> int:
     if record.outcome is None:
         complain(console, f"Run {run} is not done yet; see carryclip status --store {path}")
         return 2
-    if record.spec.task == "imagenet" and data is None:
-        complain(console, WHERE)
+    if (needs := record.spec.recipe.needs) and data is None:
+        complain(console, f"Run {run} is of {record.spec.task}, which needs {needs}.")
         return 2
     threads = int(record.environment.get("threads", 1))
     device = record.environment.get("device", "cpu")

@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import sqlite3
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,14 +12,14 @@ from typing import Any
 from rich.console import Console
 
 from carryclip_lab import grid
+from carryclip_lab import task as tasks
+from carryclip_lab.checks import check_keys
 from carryclip_lab.commands.output import complain, make_folder
 from carryclip_lab.data.unpack import DataError
-from carryclip_lab.engine.cost import EXAMPLES
 from carryclip_lab.engine.settings import Options
-from carryclip_lab.spec import FIELDS, Spec, check_keys, load_method, parse
+from carryclip_lab.spec import FIELDS, Spec, parse
 from carryclip_lab.store.database import StoreError
 from carryclip_lab.store.store import Store
-from carryclip_lab.tasks import recipes
 
 
 class InputError(ValueError):
@@ -45,17 +44,21 @@ def studies(what: Sequence[str], tier: str | None) -> list[grid.Study]:
     return chosen
 
 
-def restriction(only: Sequence[str]) -> dict[str, set[str]]:
+def restriction(only: Sequence[str], chosen: Sequence[grid.Study] = ()) -> dict[str, set[str]]:
     """``["optimizer=sgd,adam", "batch=50"]`` as a mapping from field to wanted values."""
     wanted: dict[str, set[str]] = {}
-    known = [*FIELDS, *recipes.names()]
+    own = {name: value for task in {*tasks.names(), *_tasks_of(chosen)} for name, value in tasks.settings(task).items()}
     for each in only:
         key, equals, values = each.partition("=")
         if not equals or not values:
             raise InputError(f"--only wants field=value, such as optimizer=sgd,adam; got {each!r}.")
-        check_keys("--only", {key: values}, known)
-        wanted.setdefault(key, set()).update(_canonical(key, value.strip()) for value in _split(values))
+        check_keys("--only", {key: values}, [*FIELDS, *own])
+        wanted.setdefault(key, set()).update(_canonical(key, value.strip(), own) for value in _split(values))
     return wanted
+
+
+def _tasks_of(chosen: Sequence[grid.Study]) -> set[str]:
+    return {task for study in chosen for task in study.tasks}
 
 
 def _split(values: str) -> list[str]:
@@ -70,10 +73,10 @@ def _split(values: str) -> list[str]:
     return parts
 
 
-def _canonical(key: str, value: str) -> str:
+def _canonical(key: str, value: str, own: dict[str, Any]) -> str:
     """A value as a spec would have it, for comparing."""
     try:
-        if key in ("lr", "target") or isinstance(recipes.defaults().get(key), float):
+        if key in ("lr", "target") or isinstance(own.get(key), float):
             return str(float(value))
         if key in ("region", "carry") and "(" in value:
             return repr(parse(value))
@@ -98,14 +101,14 @@ def main(
     console = Console()
     team: Any = None
     try:
-        chosen, wanted = studies(what, tier), restriction(only)
+        chosen = studies(what, tier)
+        wanted = restriction(only, chosen)
         check_options(options)
         options, team = _gathered(chosen, options)
         if team is not None and not team.leads:
             return _follow(Path(store), options, team)
-        chosen = with_text(with_images(chosen, wanted, options, console), options.data)
-        _check(chosen, wanted, options, theory)
-        _check_cut([spec for study in chosen for spec in study.specs if grid.matches(spec, wanted)], team)
+        chosen = with_data(chosen, wanted, options, console)
+        _check(chosen, wanted, options, theory, processes=1 if team is None else team.size)
     except (ValueError, DataError) as error:
         complain(console, error)
         if team is not None:
@@ -139,13 +142,14 @@ def main(
 
 def _gathered(chosen: Sequence[grid.Study], options: Options) -> tuple[Options, Any]:
     """Options as they are meant, and the processes that work together, if torchrun has started some."""
-    if options.data is None and any("imagenet" in study.tasks and study.tier == "smoke" for study in chosen):
-        from carryclip_lab.imagenet.made import made_folder
-
-        options = replace(options, data=str(made_folder()))
+    beside = {str(Path(study.folder)) for study in chosen if study.folder is not None}
+    options = replace(options, paths=tuple(sorted(beside)))
+    if options.data is None and all(study.tier == "smoke" for study in chosen):
+        made = {folder for task in _tasks_of(chosen) if (folder := tasks.find(task).made())}
+        options = replace(options, data=next(iter(made), None))
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
         return options, None
-    others = {task for study in chosen for task in study.tasks} - {"imagenet"}
+    others = {task for task in _tasks_of(chosen) if not tasks.find(task).joint}
     if others:
         raise InputError(f"torchrun is for imagenet; {', '.join(sorted(others))} runs in workers, without it.")
     if options.timeout is not None:
@@ -167,56 +171,30 @@ def _follow(store: Path, options: Options, team: Any) -> int:
     return follow(setting_of(store, options), team)
 
 
-def with_images(
+def with_data(
     chosen: Sequence[grid.Study], wanted: dict[str, set[str]], options: Options, console: Console
 ) -> list[grid.Study]:
-    """Studies of images on the folder that there is; without one they are left out, if there are others."""
+    """Studies on the data that there are; those that need --data are left out without it, if there are others."""
     chosen = [study for study in chosen if any(grid.matches(spec, wanted) for spec in study.specs)]
-    images = [study for study in chosen if "imagenet" in study.tasks]
-    if not images:
-        return chosen
-    from carryclip_lab.imagenet import made
-    from carryclip_lab.imagenet.folder import WHERE, look_through
-
-    own = options.data == str(made.made_folder())
-    left_out = [study for study in images if options.data is None or (own and study.tier != "smoke")]
-    if len(left_out) == len(chosen):
-        raise InputError(WHERE)
-    for study in left_out:
-        console.print(f"{study.name} is left out: it needs --data DIR.", highlight=False, markup=False)
-    chosen = [study for study in chosen if study not in left_out]
-    if options.data is None:
-        return chosen
-    if own:
-        made.make()
-    folder = look_through(options.data)
-    console.print(f"{folder}.", highlight=False)
-    return [study.with_settings("imagenet", folder.settings) for study in chosen]
+    found = []
+    for study in chosen:
+        known = study.with_data(options.data, make=True)
+        kinds = [tasks.find(task) for task in study.tasks]
+        needs = " ".join(sorted({kind.needs for kind in kinds} - {""}))
+        if known is not None:
+            found.append(known)
+            if needs and options.data:
+                console.print(f"{known.specs[0].recipe.data_name(None)}.", highlight=False, markup=False)
+        elif study is chosen[-1] and not found:
+            raise InputError(" ".join(kind.missing for kind in kinds))
+        else:
+            console.print(f"{study.name} is left out: it needs {needs}.", highlight=False, markup=False)
+    return found
 
 
-def with_text(chosen: Sequence[grid.Study], data: str | None) -> list[grid.Study]:
-    """Studies of a text on the file that is given, if one is; a folder is of images."""
-    if data is None or Path(data).is_dir() or not any("text" in study.tasks for study in chosen):
-        return list(chosen)
-    from carryclip_lab.data.text import own_text
-
-    return [study.with_settings("text", {"text": own_text(data)}) for study in chosen]
-
-
-def _check_cut(specs: Sequence[Spec], team: Any) -> None:
-    """Before anything starts: can batches be divided among the processes?"""
-    images = [spec for spec in specs if spec.task == "imagenet"]
-    if images:
-        from carryclip_lab.imagenet.stream import Cut, Order
-
-        for spec in images:
-            Cut(spec.batch, spec.recipe.micro, size=1 if team is None else team.size)
-            Order(spec.recipe.images, spec.batch, spec.epochs, spec.seed)
-            if spec.recipe.warmup >= spec.epochs:
-                raise InputError(f"A warm-up of {spec.recipe.warmup} epochs leaves none of {spec.epochs}.")
-
-
-def _check(chosen: Sequence[grid.Study], wanted: dict[str, set[str]], options: Options, theory: str | None) -> None:
+def _check(
+    chosen: Sequence[grid.Study], wanted: dict[str, set[str]], options: Options, theory: str | None, *, processes: int
+) -> None:
     """Before anything starts: is there something to do, and all that it needs? A run's failure is for good."""
     specs = [spec for study in chosen for spec in study.specs if grid.matches(spec, wanted)]
     if not specs:
@@ -226,21 +204,13 @@ def _check(chosen: Sequence[grid.Study], wanted: dict[str, set[str]], options: O
             f"{theory} has no figures of the theory; carryclip reproduce theory --out {theory} makes them."
         )
     for spec in specs:
-        if spec.examples is not None and spec.examples > EXAMPLES.get(spec.task, 0):
-            most = EXAMPLES.get(spec.task)
-            raise InputError(
-                f"{spec.task} takes no number of examples."
-                if most is None
-                else f"{spec.task} has {most:,} training examples, not {spec.examples:,}."
-            )
+        spec.recipe.check(spec, processes)
+        if spec.recipe.lasting and not options.device.startswith(("cpu", "cuda")):
+            raise InputError(f"{spec.task} trains on cpu or cuda, not on {options.device!r}.")
     if options.engine == "local":
         check_data(specs, options.data)
-    if any(spec.task == "imagenet" for spec in specs) and not options.device.startswith(("cpu", "cuda")):
-        raise InputError(f"ImageNet trains on cpu or cuda, not on {options.device!r}.")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
     for method in {spec.method for spec in specs if spec.method is not None}:
-        load_method(method)
+        tasks.load(method, "method")
     _check_machine(options)
 
 
@@ -250,19 +220,13 @@ def check_data(specs: Sequence[Spec], data: str | None = None) -> None:
     Raises:
         DataError: it is not; the message says what to do.
     """
-    if any("cifar10" in (spec.task, spec.values.get("source")) for spec in specs):
-        from carryclip_lab.data.cifar10 import load_cifar10
-
-        load_cifar10()
-    for text in {spec.recipe.text for spec in specs if spec.task == "text"}:
-        from carryclip_lab.data.text import load_text
-
-        load_text(text, data)
+    for task in {(spec.task, spec.settings): spec.recipe for spec in specs}.values():
+        task.at_hand(data)
 
 
 def _check_machine(options: Options) -> None:
     if options.engine == "ray" and importlib.util.find_spec("ray") is None:
-        raise InputError('The cluster engine is an extra: pip install "carryclip[ray]"')
+        raise InputError('The cluster engine is an extra; in a clone: pip install "./lab[ray]"')
     if options.engine == "local":
         check_device(options.device)
 

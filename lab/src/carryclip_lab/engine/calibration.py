@@ -1,6 +1,5 @@
 """How long steps take on this machine, measured with as many workers at once as there will be."""
 
-import dataclasses
 import itertools
 import multiprocessing
 import os
@@ -8,142 +7,87 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable
-
-import numpy as np
-from pebble import ProcessPool
+from dataclasses import replace
 
 import torch
-from carryclip_lab.engine import training
-from carryclip_lab.engine.cost import Kind, Method, Rates, Steps, Throughput, examples_of, method_of
+from pebble import ProcessPool
+
+from carryclip_lab.engine.cost import Rates, data_of, method_of
+from carryclip_lab.engine.methods import unwarned
 from carryclip_lab.spec import Spec
-from carryclip_lab.tasks import old as tasks
-from carryclip_lab.tasks.recipes import TRIALS
+from carryclip_lab.task import Place
 
 BUDGET = 0.25
 """Seconds for each thing that is measured."""
-SHORT = (5, 30)
-"""Steps of the epochs that are timed."""
 
 
-def calibrate(
-    specs: Iterable[Spec], workers: int, threads: int = 1, device: str = "cpu", data: str | None = None
-) -> dict[str, Rates | Throughput | Steps]:
-    """Rates by task; ``data`` is a text of one's own."""
+def calibrate(specs: Iterable[Spec], workers: int, threads: int = 1, place: Place | None = None) -> dict[str, Rates]:
+    """Rates by task."""
     by_task: dict[str, list[Spec]] = {}
     for spec in specs:
         by_task.setdefault(spec.task, []).append(spec)
     begun = time.perf_counter()
     pool = ProcessPool(workers, context=multiprocessing.get_context("spawn"))
     try:
-        ready = [pool.schedule(_ready) for _ in range(workers)]
+        ready = [pool.schedule(time.perf_counter) for _ in range(workers)]
         start = statistics.fmean(future.result() - begun for future in ready)
-        rates: dict[str, Rates | Throughput | Steps] = {}
+        rates = {}
         for task, mine in by_task.items():
-            if task in TRIALS:
-                kinds = list({Steps.key(spec): spec for spec in mine}.values())
-                seen = [pool.schedule(_steps, args=(kinds, threads, os.getcwd(), data)) for _ in range(workers)]
-                found = [future.result() for future in seen]
-                step, epoch = (
-                    {key: statistics.fmean(one[key][part] for one in found) for key in found[0]} for part in (0, 1)
-                )
-                rates[task] = Steps(step, epoch, start)
-                continue
-            if task == "imagenet":
-                kinds = list({Throughput.key(spec): spec for spec in mine}.values())
-                seen = [pool.schedule(_images, args=(kinds, threads, device, os.getcwd())) for _ in range(workers)]
-                found = [future.result() for future in seen]
-                means = {key: statistics.fmean(one[key] for one in found) for key in found[0]}
-                rates[task] = Throughput(means, start)
-                continue
-            futures = [pool.schedule(_measure, args=(mine, threads, device, os.getcwd())) for _ in range(workers)]
-            rates[task] = _together([future.result() for future in futures], start)
+            given = (mine, threads, place or Place(), [*sys.path, os.getcwd()])
+            futures = [pool.schedule(_measure, args=given) for _ in range(workers)]
+            rates[task] = _mean([future.result() for future in futures], start)
         return rates
     finally:
         pool.stop()
         pool.join()
 
 
-def _ready() -> float:
-    return time.perf_counter()
+def _mean(measured: list[Rates], start: float) -> Rates:
+    """Of what the workers saw."""
+
+    def of(name: str) -> dict:
+        tables = [getattr(one, name) for one in measured]
+        return {key: statistics.fmean(table[key] for table in tables) for key in tables[0]}
+
+    return Rates(of("step"), of("epoch"), of("method"), start + statistics.fmean(one.start for one in measured))
 
 
-def _together(measured: list[Rates], start: float) -> Rates:
-    """The mean of what the workers saw."""
-    return Rates(
-        step={batch: statistics.fmean(one.step[batch] for one in measured) for batch in measured[0].step},
-        method={method: statistics.fmean(one.method[method] for one in measured) for method in measured[0].method},
-        example=statistics.fmean(one.example for one in measured),
-        start=start + statistics.fmean(one.start for one in measured),
-    )
-
-
-def _measure(specs: list[Spec], threads: int, device: str, folder: str) -> Rates:
+def _measure(specs: list[Spec], threads: int, place: Place, path: list[str]) -> Rates:
+    """Steps by SGD without clipping for all data and batch sizes; what methods add, at the first data alone."""
     torch.set_num_threads(threads)
-    sys.path.append(folder)  # for methods of one's own
+    sys.path.extend(folder for folder in path if folder not in sys.path)  # for tasks and methods of one's own
     begun = time.perf_counter()
-    task = tasks.load(specs[0].task, min(specs, key=examples_of).examples, device)
+    specs[0].recipe.timing(specs[0], place)
     loaded = time.perf_counter() - begun
-    bare = Spec(task=specs[0].task, optimizer="sgd", lr=1e-6, batch=1, epochs=1, seed=0)
-    batches = sorted({spec.batch for spec in specs})
-    step = {
-        batch: _step(task, bare, min(batch, task.chunk), device) * max(1.0, batch / task.chunk) for batch in batches
-    }
-    least = min(batches[0], task.chunk)
-    methods = {method_of(spec): spec for spec in specs}
-    method = {key: max(0.0, _step(task, spec, least, device) - step[batches[0]]) for key, spec in methods.items()}
-    net = training.start(bare, task, device).net
-    part = slice(0, 5 * task.chunk)
-    images, labels = task.images[part], task.labels[part]
-    evaluate = _timed(lambda: training.accuracy_of(net, images, labels, task.chunk))
-    return Rates(step=step, method=method, example=evaluate / len(labels), start=loaded)
-
-
-def _steps(specs: list[Spec], threads: int, folder: str, data: str | None) -> dict[Kind, tuple[float, float]]:
-    """Seconds of a step of a trial and of what comes with an epoch, from epochs of two lengths."""
-    from carryclip_lab.trials.trial import train
-
-    torch.set_num_threads(threads)
-    sys.path.append(folder)  # for methods of one's own
-    found = {}
+    step, epoch = {}, {}
     for spec in specs:
-        few, many = (
-            dataclasses.replace(spec, epochs=1, settings=(*spec.settings, ("steps", steps))) for steps in SHORT
-        )
-        short, long = (_timed(lambda each=each: list(train(each, data=data))) for each in (few, many))
-        step = max(long - short, 0.0) / (SHORT[1] - SHORT[0])
-        found[Steps.key(spec)] = (step, max(short - SHORT[0] * step, 0.0))
-    return found
+        key = spec.batch, data_of(spec)
+        if key in step:
+            continue
+        bare = replace(spec, optimizer="sgd", lr=1e-6, region=None, carry="none", method=None, epochs=1)
+        step[key], after = _seconds(bare, place)
+        epoch[spec.examples, data_of(spec)] = after
+    for spec in specs:  # the same data and batches, other numbers of examples
+        if (spec.examples, data_of(spec)) not in epoch:
+            epoch[spec.examples, data_of(spec)] = _seconds(spec, place)[1]
+    first = min(specs, key=lambda spec: spec.batch)
+    bare = step[first.batch, data_of(first)]
+    method = {}
+    for key, spec in {method_of(spec): spec for spec in specs}.items():
+        same = replace(spec, batch=first.batch, examples=first.examples, settings=first.settings, epochs=1)
+        method[key] = max(0.0, _seconds(same, place)[0] - bare)
+    return Rates(step, epoch, method, loaded)
 
 
-def _images(specs: list[Spec], threads: int, device: str, folder: str) -> dict[Method, float]:
-    """Images per second, by kind, from steps on pixels that cost nothing to read."""
-    from carryclip_lab.engine.team import Team
-    from carryclip_lab.imagenet.train import Run
-
-    torch.set_num_threads(threads)
-    sys.path.append(folder)  # for methods of one's own
-    found = {}
-    for spec in specs:
-        count = spec.recipe.micro if device != "cpu" else min(spec.recipe.micro, 8)
-        pixels = np.random.default_rng(0).integers(256, size=(count, spec.recipe.image, spec.recipe.image, 3))
-        labels = np.zeros(count, dtype=np.int64)
-        batch = {"image": pixels.astype(np.uint8), "label": labels, "broken": labels - 1}
-        run = Run(spec, device, Team())
-
-        def step(run: Run = run, batch: dict[str, np.ndarray] = batch) -> None:
-            run.train([batch], pause=False)
-            if device != "cpu":
-                torch.cuda.synchronize()
-
-        found[Throughput.key(spec)] = count / _timed(step)
-    return found
-
-
-def _step(task: tasks.Task, spec: Spec, batch: int, device: str) -> float:
-    """Seconds of a step by a spec's method at another batch size."""
-    run = training.start(spec, task, device)
-    rows = torch.randperm(len(task.labels))[: 10 * batch].split(batch)
-    return _timed(lambda: training.steps(task, run, rows)) / len(rows)
+def _seconds(spec: Spec, place: Place) -> tuple[float, float]:
+    """Of a step on a whole batch, and of what comes with an epoch."""
+    timing = spec.recipe.timing(spec, place)
+    with unwarned():
+        step = _timed(timing.step)
+        whole = step * max(1.0, spec.batch / timing.examples)
+        if timing.evaluate is None:
+            return whole, timing.share * step / timing.examples / 3
+        return whole, timing.share * _timed(timing.evaluate)
 
 
 def _timed(function: Callable[[], object]) -> float:

@@ -7,10 +7,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
 from carryclip.diagnosis import CarryClipWarning
 from carryclip.torch import UClip
-from carryclip_lab.spec import Spec, load_method, parse, policy_of
-from torch import Tensor, nn
+from carryclip_lab.spec import Spec, parse, policy_of
+from carryclip_lab.task import load
 
 SAMPLES = 10
 """Steps per epoch, or a few more, whose metrics are averaged."""
@@ -32,13 +34,14 @@ def optimizer_of(spec: Spec, parameters: Iterable[nn.Parameter]) -> torch.optim.
 def attach(spec: Spec, optimizer: torch.optim.Optimizer, every: int) -> Any:
     """The spec's method on the optimizer: a clipper, whatever a method of one's own returns, or None."""
     if spec.method is not None:
-        clipper = load_method(spec.method)(optimizer, spec)
+        clipper = load(spec.method, "method")(optimizer, spec)
         if hasattr(clipper, "metrics_every"):
             clipper.metrics_every = every
         return clipper
     if spec.region is None:
         return None
-    return UClip(optimizer, parse(spec.region), policy_of(spec.carry), metrics_every=every)
+    with unwarned():
+        return UClip(optimizer, parse(spec.region), policy_of(spec.carry), metrics_every=every)
 
 
 def sampling(steps: int) -> int:

@@ -10,10 +10,10 @@ USUAL_LIMIT = 24 * 3600.0
 
 
 def limit_of(spec: Spec, timeout: float | None) -> float | None:
-    """Seconds that a run may take: as given, or a day, or as long as it wants if it is one of ImageNet."""
+    """Seconds that a run may take: as given, or a day, or as long as it wants if its task takes days."""
     if timeout is not None:
         return timeout
-    return None if spec.task == "imagenet" else USUAL_LIMIT
+    return None if spec.recipe.lasting else USUAL_LIMIT
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class Options:
     data: str | None = None
     """Folder of images, or a text."""
     strict: bool = False
+    paths: tuple[str, ...] = ()
+    """Where workers look for tasks and methods of one's own."""
     keep: bool = False
     """The weights of runs that are done."""
 

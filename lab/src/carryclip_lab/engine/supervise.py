@@ -115,7 +115,7 @@ def setting_of(path: Path, options: Options) -> Setting:
         keep=options.keep,
         every=options.every,
         commit=work.commit(),
-        paths=(str(Path.cwd()),),
+        paths=(str(Path.cwd()), *options.paths),
         data=options.data,
         strict=options.strict,
     )

@@ -7,11 +7,11 @@ from collections import deque
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch.distributed as dist
-
 import torch
-from carryclip_lab.store.records import End
+import torch.distributed as dist
 from torch import Tensor
+
+from carryclip_lab.store.records import End
 
 DELAY = 1
 """Steps after which a vote is read on a GPU: while the next one is under way, so that the device is never idle."""

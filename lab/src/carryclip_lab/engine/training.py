@@ -1,133 +1,201 @@
-"""One run: train as its spec says, tell what happened after every epoch, and go on where a checkpoint left off."""
+"""The trainer, one for all tasks: train as a spec says, tell of every epoch, and go on where a checkpoint left off."""
 
-import math
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from carryclip_lab.engine.methods import Samples, attach, gradient_norm, measure_next, optimizer_of, sampling, unwarned
+
+from carryclip_lab import problem
+from carryclip_lab.engine.methods import Samples, own_state, unwarned
+from carryclip_lab.engine.team import Team
 from carryclip_lab.spec import Spec
 from carryclip_lab.store import checkpoints
-from carryclip_lab.store.records import End, Epoch
-from carryclip_lab.tasks import old as tasks
-from torch import Tensor, nn
+from carryclip_lab.store.records import End, Epoch, Progress, StoppedError
+from carryclip_lab.task import Place
+
+SPEAK = 10.0
+"""Seconds between two words about how far a run is."""
 
 
-@dataclass
-class _Run(checkpoints.Run):
-    """A run, and what draws the order of its examples."""
+class Run(problem.Run):
+    """A run with its history: everything that a checkpoint keeps."""
 
-    order: torch.Generator = field(default_factory=torch.Generator)
+    def __init__(self, spec: Spec, place: Place) -> None:
+        super().__init__(spec, spec.recipe.problem(spec, place), place.device)
+        self.spec = spec
+        self.history: list[Epoch] = []
+        self.step = 0
+        """Steps done in this epoch."""
+        self.seconds = 0.0
+        """Spent on this epoch before the run was stopped."""
 
-    def state(self) -> dict[str, Any]:
-        return {**super().state(), "order": self.order.get_state()}
+    @property
+    def position(self) -> int:
+        """Steps done in all."""
+        return len(self.history) * self.problem.steps + self.step
+
+    def end(self) -> End | None:
+        """How the run has ended, if it has."""
+        if not self.history:
+            return None
+        last = self.history[-1]
+        if last.loss is None:
+            return End("diverged", message=f"The loss was not finite in epoch {last.epoch}.")
+        if last.train_accuracy is not None and last.train_accuracy >= self.spec.goal:
+            return End("reached", reached=last.epoch)
+        if last.epoch < self.spec.epochs:
+            return None
+        if self.spec.target is None:
+            return End("reached", reached=last.epoch, message=self.problem.message())
+        return End("not_reached")
+
+    @unwarned()
+    def advance(self, pause: Callable[[], None] | None, until: Callable[[], bool]) -> None:
+        """Steps to the end of the epoch, or until there is something to say; ``pause`` is called after each."""
+        while self.step < self.problem.steps:
+            self.train(self.position)
+            self.step += 1
+            if pause is not None:
+                pause()
+                if until():
+                    return
+
+    @unwarned()
+    def close(self, spent: Callable[[], float]) -> Epoch:
+        """An epoch is over."""
+        number = len(self.history) + 1
+        fields = self.problem.closed(self.net, last=number >= self.spec.epochs)
+        seconds = self.seconds + spent()
+        self.history.append(Epoch(epoch=number, **fields, **self.samples.means(), seconds=seconds))
+        self.step, self.seconds, self.samples = 0, 0.0, Samples()
+        return self.history[-1]
+
+    @unwarned()
+    def state(self, seconds: float) -> dict[str, Any]:
+        """To be saved; ``seconds`` were spent on this epoch since it began here."""
+        return {
+            "net": self.net.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "random": torch.get_rng_state(),
+            "history": [asdict(epoch) for epoch in self.history],
+            "step": self.step,
+            "seconds": self.seconds + seconds,
+            "samples": self.samples.values(),
+            "problem": self.problem.state(),
+            **own_state(self.clipper),
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
-        super().restore(state)
-        self.order.set_state(state["order"])
+        """Go on from there."""
+        self.net.load_state_dict(state["net"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        torch.set_rng_state(state["random"])
+        self.history = [Epoch(**epoch) for epoch in state["history"]]
+        self.step, self.seconds = state["step"], state["seconds"]
+        self.samples = Samples(state["samples"])
+        self.problem.restore(state["problem"])
+        if "clipper" in state:
+            self.clipper.load_state_dict(state["clipper"])
 
 
 def train(
-    spec: Spec, checkpoint: Path | None = None, *, every: float = 0.0, device: str = "cpu"
-) -> Iterator[Epoch | End]:
-    """Train, yielding each epoch when it is over and the end at last.
+    spec: Spec,
+    checkpoint: Path | None = None,
+    *,
+    place: Place | None = None,
+    every: float = 0.0,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[Epoch | Progress | End]:
+    """Train, yielding each epoch when it is over, words on the way, and the end at last.
 
     Epochs that a checkpoint remembers come first, so that whoever listens always hears the whole run.
 
     Args:
         spec: what to train.
-        checkpoint: file to go on from, written every so often and removed by whoever has kept the result.
+        checkpoint: file to go on from, removed by whoever has kept the result.
+        place: where, with what data, and with whom.
         every: seconds between two checkpoints; 0 for one after each epoch.
-        device: where to train.
+        stop: asked after every step of a lasting run whether to save and stop.
     """
-    task = tasks.load(spec.task, spec.examples, device)
-    found = None if checkpoint is None else checkpoints.read(checkpoint, spec, device)
-    run = checkpoints.resumed(lambda: start(spec, task, device), checkpoint, found)
+    place = place or Place()
+    team: Team = place.team or Team()
+    # The leading process alone reads the file, and tells the others, which need not see it.
+    found = checkpoints.read(checkpoint, spec, place.device) if checkpoint is not None and team.leads else None
+    run = checkpoints.resumed(lambda: Run(spec, place), checkpoint, team.told(found))
     yield from run.history
-    saved = time.perf_counter()
-    while True:
-        if (end := _end(spec, run.history)) is not None:
-            yield end
-            return
-        run.history.append(_epoch(spec, task, run))
-        yield run.history[-1]
-        if checkpoint is not None and time.perf_counter() - saved >= every:
-            checkpoints.save(checkpoint, spec, device, run.state())
-            saved = time.perf_counter()
+    clock = _Clock(run, every)
+
+    def save() -> None:
+        if checkpoint is not None:
+            state = run.state(clock.spent())
+            if team.leads:
+                checkpoints.save(checkpoint, spec, place.device, state)
+        clock.saved()
+
+    def pause() -> None:
+        """After a step of a lasting run: save, and stop if somebody wants it."""
+        if run.problem.agree(pause=stop() or clock.wants_to_save(within=True)):
+            save()
+            if any(team.gathered(stop())):
+                raise StoppedError(f"Stopped at step {run.step} of epoch {len(run.history) + 1}.")
+
+    lasting = spec.recipe.lasting
+    clock.begin()
+    while (end := run.end()) is None:
+        run.problem.begin(run.position)
+        while run.step < run.problem.steps:
+            run.advance(pause if lasting else None, until=clock.wants_to_speak)
+            if lasting and clock.wants_to_speak():
+                yield clock.word()
+        yield run.close(clock.spent)
+        clock.begin()
+        if lasting or clock.wants_to_save():
+            save()
+    yield end
 
 
-def _end(spec: Spec, history: list[Epoch]) -> End | None:
-    if not history:
-        return None
-    last = history[-1]
-    if last.loss is None:
-        return End("diverged", message=f"The loss was not finite in epoch {last.epoch}.")
-    if last.train_accuracy is not None and last.train_accuracy >= spec.goal:
-        return End("reached", reached=last.epoch)
-    return End("not_reached") if last.epoch >= spec.epochs else None
+class _Clock:
+    """When to save, when to speak, and what to say about the time."""
 
+    def __init__(self, run: Run, every: float) -> None:
+        self._run, self._every = run, every
+        self._saved = self._spoke = self._begun = time.monotonic()
+        self._first = run.position
 
-def start(spec: Spec, task: tasks.Task, device: str = "cpu") -> _Run:
-    """A run at its beginning."""
-    torch.manual_seed(spec.seed)  # nothing here draws from it, but a method of one's own may
-    weights, order = (torch.Generator().manual_seed(2 * spec.seed + which) for which in (0, 1))
-    net = task.build(weights).to(device)
-    optimizer = optimizer_of(spec, net.parameters())
-    every = sampling(math.ceil(len(task.labels) / spec.batch))
-    return _Run(net, optimizer, attach(spec, optimizer, every), order=order)
+    def begin(self) -> None:
+        """An epoch begins, or goes on."""
+        self._begun = time.monotonic()
 
+    def spent(self) -> float:
+        """Seconds of this epoch."""
+        return time.monotonic() - self._begun
 
-def _epoch(spec: Spec, task: tasks.Task, run: _Run) -> Epoch:
-    start = time.perf_counter()
-    batches = torch.randperm(len(task.labels), generator=run.order).split(spec.batch)
-    loss, right, figures = steps(task, run, batches, first=len(run.history) * len(batches))
-    loss /= len(task.labels)
-    finite = math.isfinite(loss)
-    accuracy = accuracy_of(run.net, task.images, task.labels, task.chunk) if finite else None
-    over = (finite and (accuracy or 0.0) >= spec.goal) or len(run.history) + 1 >= spec.epochs
-    return Epoch(
-        epoch=len(run.history) + 1,
-        loss=loss if finite else None,
-        running_accuracy=right / len(task.labels),
-        train_accuracy=accuracy,
-        # Only the last is of interest, and on a subset the test set would take longer than the epoch.
-        test_accuracy=accuracy_of(run.net, task.test_images, task.test_labels, task.chunk) if over and finite else None,
-        **figures,
-        seconds=time.perf_counter() - start,
-    )
+    def saved(self) -> None:
+        """A checkpoint is written."""
+        self._saved = time.monotonic()
 
+    def wants_to_save(self, *, within: bool = False) -> bool:
+        """Whether it is time for one; none is written within an epoch where one comes after each."""
+        return time.monotonic() - self._saved >= self._every and not (within and self._every <= 0)
 
-def steps(
-    task: tasks.Task, run: _Run, batches: Sequence[Tensor], first: int = 0
-) -> tuple[float, float, dict[str, Any]]:
-    """One step for each batch: summed loss, number of right answers on the way, means of the sampled metrics."""
-    loss, right = torch.zeros(2, device=task.images.device, dtype=torch.float64).unbind()
-    samples = Samples()
-    every = sampling(len(batches))
-    run.net.train()
-    with unwarned():
-        for number, batch in enumerate(batches, first):
-            run.optimizer.zero_grad()
-            for part in batch.to(task.labels.device).split(task.chunk):
-                out = run.net(task.images[part])
-                summed = nn.functional.cross_entropy(out, task.labels[part], reduction="sum")
-                (summed / len(batch)).backward()
-                loss += summed.detach()
-                right += (out.detach().argmax(1) == task.labels[part]).sum()
-            norm = gradient_norm(run.net.parameters()) if number % every == 0 else None
-            measure_next(run.clipper, wanted=norm is not None)
-            run.optimizer.step()
-            if norm is not None:
-                samples.take(norm, run.clipper)
-        return loss.item(), right.item(), samples.means()
+    def wants_to_speak(self) -> bool:
+        """Whether it is time to say how far it is."""
+        return time.monotonic() - self._spoke >= SPEAK
 
-
-@torch.no_grad()
-def accuracy_of(net: nn.Module, images: Tensor, labels: Tensor, chunk: int) -> float:
-    """Share of images that the network classifies rightly."""
-    net.eval()
-    parts = zip(images.split(chunk), labels.split(chunk), strict=True)
-    return float(sum((net(x).argmax(1) == y).sum() for x, y in parts)) / len(labels)
+    def word(self) -> Progress:
+        """How far it is."""
+        run, now = self._run, time.monotonic()
+        done = run.position - self._first
+        seconds, self._first, self._spoke = now - self._spoke, run.position, now
+        per_step = seconds / max(1, done)
+        return Progress(
+            epoch=len(run.history) + 1,
+            step=run.step,
+            steps=run.problem.steps,
+            rate=run.spec.batch / per_step,
+            left=(run.spec.epochs * run.problem.steps - run.position) * per_step,
+            broken=len(run.problem.broken),
+        )

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from carryclip_lab.engine.settings import Setting
-from carryclip_lab.spec import Spec
+from carryclip_lab.spec import Spec, check_code
 from carryclip_lab.store.records import FAULTS, End, Epoch, Progress, StoppedError
 from carryclip_lab.store.store import Store
-from carryclip_lab.tasks.recipes import TRIALS
+from carryclip_lab.task import Place
 
 MESSAGE_LENGTH = 8000
 
@@ -65,21 +65,11 @@ def trained(
         stop: whether to save and stop; only long runs ask.
     """
     prepare(setting)
-    file, common = checkpoint_of(spec, setting), {"every": setting.every, "device": setting.device}
-    if spec.task in TRIALS:
-        from carryclip_lab.trials.trial import train as train_trial
+    from carryclip_lab.engine.training import train
 
-        yield from train_trial(spec, file, every=setting.every, data=setting.data)
-        return
-    if spec.task != "imagenet":
-        from carryclip_lab.engine.training import train
-
-        yield from train(spec, file, **common)
-        return
-    from carryclip_lab.imagenet.train import train as train_images
-
-    given = {"data": setting.data, "strict": setting.strict, "team": team, "threads": 2 * setting.threads}
-    yield from train_images(spec, file, **common, **given, stop=stop)
+    check_code(spec)
+    place = Place(setting.device, setting.data, 2 * setting.threads, setting.strict, team)
+    yield from train(spec, checkpoint_of(spec, setting), place=place, every=setting.every, stop=stop)
 
 
 def events(spec: Spec, setting: Setting, stop: Callable[[], bool] = lambda: False) -> Iterator[Epoch | Progress | End]:
@@ -120,7 +110,7 @@ def run(canonical: str, path: str, owner: str, setting: Setting) -> None:
     """One run from the store and back to it."""
     spec = Spec.from_canonical(canonical)
     # Others start their epoch anew anyway, and are better stopped at once.
-    waits = asked_to_stop() if spec.task == "imagenet" else contextlib.nullcontext(lambda: False)
+    waits = asked_to_stop() if spec.recipe.lasting else contextlib.nullcontext(lambda: False)
     with Store(path, create=False) as store, waits as stop:
         try:
             for event in events(spec, setting, stop):

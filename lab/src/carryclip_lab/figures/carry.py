@@ -9,7 +9,6 @@ from carryclip_lab.analysis.summary import Cell, Summary
 from carryclip_lab.engine.methods import sampling
 from carryclip_lab.figures.sheet import DOTTED, Drawn, Panel, known, named, sheet
 from carryclip_lab.figures.style import Look, looks
-from carryclip_lab.imagenet.schedule import steps_of
 from carryclip_lab.store.records import Epoch
 
 GRADIENT: Look = {"color": "0.55", "linestyle": "-", "linewidth": 1.0}
@@ -137,7 +136,8 @@ def trajectory(summary: Summary) -> Drawn | None:
     norms.axes.set_title("Norms")
     losses.axes.set_title("Cross-entropy with smoothed labels")
     made.label("epoch", "")
-    every = sampling(steps_of(cell.records[0].spec))
+    spec = cell.records[0].spec
+    every = sampling(spec.recipe.epoch(spec)[0])
     sampled = "all steps" if every == 1 else f"one step in {every}"
     text = (
         f"One run with U-Clip and {cell.setting.name.label}, first seed: Euclidean norms of gradient, "

@@ -158,12 +158,12 @@ def _means(summary: Summary, cell: Cell, metric: str) -> list[dict[str, Any]]:
     """By epoch, over the seeds at the best rate."""
     records = cell.runs[cell.lr].values() if cell.lr is not None else ()
     runs = [summary.epochs(record.spec.id) for record in records if record.state == "done"]
-    lines = []
+    spec, lines = cell.records[0].spec, []
     for epochs in zip(*runs, strict=False):
         ratios = [epoch.carry_norm / epoch.radius_norm for epoch in epochs if epoch.carry_norm and epoch.radius_norm]
         lines.append(
             {
-                "steps": cell.records[0].spec.recipe.steps * epochs[0].epoch,
+                "steps": spec.recipe.epoch(spec)[0] * epochs[0].epoch,
                 metric: _mean([epoch.metrics.get(metric) for epoch in epochs]),
                 "clipped": _mean([epoch.clipped_fraction for epoch in epochs]),
                 "carry": _mean(ratios),

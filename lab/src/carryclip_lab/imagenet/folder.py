@@ -63,10 +63,10 @@ class Folder:
 
 def look_through(root: str | Path) -> Folder:
     """List a folder; what is wrong with it is said at once, as far as names can tell."""
-    root = Path(root).expanduser()
-    if not root.is_dir():
+    root = Path(os.path.expanduser(root))
+    if not os.path.isdir(root):
         raise DataError(f"There is no folder {root}. {EXPECTED}")
-    missing = [part for part in PARTS if not (root / part).is_dir()]
+    missing = [part for part in PARTS if not os.path.isdir(root / part)]
     if missing:
         raise DataError(f"{root} has no folder {' and no folder '.join(missing)}. {EXPECTED}")
     classes = {part: _classes(root / part) for part in PARTS}
@@ -75,8 +75,21 @@ def look_through(root: str | Path) -> Folder:
     return Folder(root, tuple(classes["train"]), train, val)
 
 
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """What is in a folder, sorted by name, but for what is hidden."""
+    try:
+        with os.scandir(folder) as entries:
+            found = sorted((entry for entry in entries if entry.name[0] != "."), key=lambda entry: entry.name)
+    except OSError as error:
+        raise DataError(f"{folder} cannot be read: {error.strerror}.") from None
+    for entry in found:
+        if entry.is_symlink() and not os.path.exists(entry.path):
+            raise DataError(f"{entry.path} is a link to nothing. Mend it, or remove it.")
+    return found
+
+
 def _classes(folder: Path) -> list[str]:
-    found = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+    found = [entry.name for entry in _entries(folder) if entry.is_dir()]
     if not found:
         raise DataError(f"{folder} has no folders, one for each class. {EXPECTED}")
     return found
@@ -97,8 +110,8 @@ def _listed(folder: Path, classes: Sequence[str]) -> Part:
     names: list[str] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
-        found = [entry.name for entry in os.scandir(folder / name) if not entry.name.startswith(".")]
-        images = sorted(name for name in found if name.lower().endswith(ENDINGS))
+        found = [entry.name for entry in _entries(folder / name) if entry.is_file()]
+        images = [name for name in found if name.lower().endswith(ENDINGS)]
         if not images:
             raise DataError(
                 f"The class folder {folder / name} has no images ({', '.join(ENDINGS)}). Fill it, or remove it from "

@@ -14,6 +14,10 @@ AREA, RATIO, TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10
 """Of a random crop: its share of the area, width by height, and how often one is drawn until it fits."""
 MARGIN = 224 / 256
 """Side of the middle crop, as a share of the shorter side."""
+FORMATS = ("JPEG", "PNG")
+"""By content, whatever a file is called: others would bring decoders of many more kinds, and start Ghostscript."""
+MOST_PIXELS = 1 << 26
+"""More than ImageNet has in any file. A PNG of kilobytes can unfold to gigabytes."""
 Box = tuple[int, int, int, int]
 """Left, top, right, bottom."""
 
@@ -34,9 +38,13 @@ def decoded(path: Path) -> Image.Image:
     """
     content = path.read_bytes()
     try:
-        with Image.open(io.BytesIO(content)) as image:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+            if image.width * image.height > MOST_PIXELS:
+                raise ValueError(f"{image.width} x {image.height} pixels are more than {MOST_PIXELS:,}")
             return image.convert("RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except MemoryError:  # of the machine, not of the file
+        raise
+    except Exception as error:  # which kinds a damaged file leads to, Pillow does not say
         raise BrokenImageError(f"{path} cannot be read: {error}") from None
 
 

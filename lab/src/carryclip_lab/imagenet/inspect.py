@@ -17,9 +17,9 @@ from carryclip_lab.data.unpack import DataError
 from carryclip_lab.imagenet.folder import Part, look_through
 from carryclip_lab.imagenet.images import BrokenImageError, decoded, for_training
 from carryclip_lab.store.database import StoreError
-from carryclip_lab.tasks.recipes import ImageNet
 
-SIZE = ImageNet.image
+SIZE = 224
+"""Side of the images that reading is timed with, the paper's."""
 WANTED = 1000
 """Images per second for which it is said how many cores they need."""
 
@@ -79,13 +79,13 @@ def _broken(part: Part, console: Console) -> list[str]:
 def evaluate(start: str, path: str, data: str | None, device: str) -> int:
     """How many of the validation images a run's weights get right, as far as it has been trained."""
     import torch
+
     from carryclip_lab.commands.reproduce import InputError, check_device
     from carryclip_lab.commands.status import find
-    from carryclip_lab.engine.team import Team
-    from carryclip_lab.imagenet.stream import Cut, Reader, evaluation
-    from carryclip_lab.imagenet.train import Run, open_folder, told_of
+    from carryclip_lab.engine.training import Run
     from carryclip_lab.store import checkpoints
     from carryclip_lab.store.store import Store
+    from carryclip_lab.task import Place
 
     console = Console()
     sys.path.append(os.getcwd())  # for methods of one's own
@@ -93,7 +93,7 @@ def evaluate(start: str, path: str, data: str | None, device: str) -> int:
         check_device(device)
         with Store(path, create=False) as store:
             spec = store.record_of(find(store, start)).spec
-        if spec.task != "imagenet":
+        if not spec.recipe.lasting:
             raise StoreError(f"Run {spec.id} is of {spec.task}, whose accuracy is in the store.")
         places = [checkpoints.kept(Path(path), spec), checkpoints.place(Path(path), spec)]
         file = next((place for place in places if place.is_file()), None)
@@ -103,22 +103,19 @@ def evaluate(start: str, path: str, data: str | None, device: str) -> int:
                 f"There are no weights of run {spec.id} ({places[0]}, {places[1]}). A run that is done leaves them if "
                 "it was started with --keep."
             )
-        folder = open_folder(spec, data)
+        run = Run(spec, Place(device, data, threads=2 * (os.cpu_count() or 1)))
     except (StoreError, DataError, InputError) as error:
         complain(console, error)
         return 2
-    run = Run(spec, device, Team())
     run.restore(state)
     torch.set_num_threads(os.cpu_count() or 1)
-    reader = Reader(folder.val, spec.recipe.image, strict=False)
-    batches = evaluation(reader, Cut(spec.recipe.micro, spec.recipe.micro), threads=2 * (os.cpu_count() or 1))
     with console.status("Evaluating ..."):
-        accuracy, seen = run.evaluate(batches, folder.val.names)
+        accuracy, seen = run.problem.evaluate(run.net)
     console.print(
         f"{spec.id} after {run.position:,} steps ({len(run.history)} of {spec.epochs} epochs): top-1 accuracy "
         f"{100 * accuracy:.2f} % on {seen:,} images.",
         highlight=False,
     )
-    if said := told_of(run.broken):
+    if said := run.problem.message():
         console.print(said, highlight=False)
     return 0

@@ -2,7 +2,6 @@
 
 import math
 import os
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from carryclip_lab.data.cifar10 import cache_folder
+from carryclip_lab.data.dataset import cache_folder
+from carryclip_lab.data.unpack import DataError
 
 CLASSES, TRAIN, VAL, SIDE = 10, 32, 8, 72
 COLOURS = ((0.9, 0.4, 0.3), (0.3, 0.5, 0.9), (0.4, 0.8, 0.4), (0.8, 0.7, 0.2), (0.6, 0.4, 0.8))
@@ -29,25 +29,30 @@ def settings() -> dict[str, Any]:
 def make() -> Path:
     """Make it, unless it is there: whole or not at all."""
     folder = made_folder()
-    if folder.is_dir():
+    if os.path.isdir(folder):
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(dir=folder.parent))
     try:
-        for part, count in (("train", TRAIN), ("val", VAL)):
-            for label in range(CLASSES):
-                place = aside / part / f"pattern-{label}"
-                place.mkdir(parents=True)
-                for k in range(count):
-                    generator = np.random.default_rng([label, k, part == "val"])
-                    Image.fromarray(_pattern(label, generator)).save(place / f"{k:03d}.jpeg", quality=90)
-        os.replace(aside, folder)
-    except OSError:
-        if not folder.is_dir():  # someone else may have made it meanwhile
-            raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as aside:
+            _draw(Path(aside, folder.name))
+            os.replace(Path(aside, folder.name), folder)
+    except OSError as error:
+        if not os.path.isdir(folder):  # someone else may have made it meanwhile
+            raise DataError(
+                f"The images for trials cannot be made in {folder.parent}: {error.strerror}. For another place, set "
+                "CARRYCLIP_DATA to a folder."
+            ) from None
     return folder
+
+
+def _draw(folder: Path) -> None:
+    for part, count in (("train", TRAIN), ("val", VAL)):
+        for label in range(CLASSES):
+            place = folder / part / f"pattern-{label}"
+            place.mkdir(parents=True)
+            for k in range(count):
+                generator = np.random.default_rng([label, k, part == "val"])
+                Image.fromarray(_pattern(label, generator)).save(place / f"{k:03d}.jpeg", quality=90)
 
 
 def _pattern(label: int, generator: np.random.Generator) -> np.ndarray:

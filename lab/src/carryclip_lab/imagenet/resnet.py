@@ -1,22 +1,37 @@
 """ResNets with pre-activation (v2), as in the framework the paper used: its padding, initial weights and shortcuts."""
 
 import math
-from typing import Any
-
-from torch.nn.functional import max_pool2d, pad, relu
+from typing import Any, NamedTuple
 
 import torch
-from carryclip_lab.tasks.recipes import Shape
 from torch import Tensor, nn
+from torch.nn.functional import max_pool2d, pad, relu
 
 EPSILON = 1e-5
 """Of batch norm."""
 
 
+class Shape(NamedTuple):
+    """What makes one ResNet differ from another."""
+
+    blocks: tuple[int, int, int, int]
+    bottleneck: bool
+    width: int
+    """Channels after the first convolution; each group doubles them."""
+
+
+NETS = {
+    "resnet50": Shape((3, 4, 6, 3), bottleneck=True, width=64),
+    "resnet26": Shape((2, 2, 2, 2), bottleneck=True, width=64),
+    "resnet18": Shape((2, 2, 2, 2), bottleneck=False, width=64),
+    "resnet10": Shape((1, 1, 1, 1), bottleneck=False, width=16),
+}
+"""By name; the last is narrow, for trials on a CPU."""
+
+
 class ResNet(nn.Module):
     """A network for images in channels-last memory; no convolution has a bias.
 
-    >>> from carryclip_lab.tasks.recipes import NETS
     >>> net = ResNet(NETS["resnet50"], classes=1000)
     >>> sum(p.numel() for p in net.parameters())
     25549352

@@ -5,45 +5,13 @@ import os
 import uuid
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
+
 from carryclip import __version__
-from carryclip_lab.engine.methods import own_state
 from carryclip_lab.spec import Spec
-from carryclip_lab.store.records import Epoch
-from torch import nn
-
-
-@dataclass
-class Run:
-    """What changes while a run goes on."""
-
-    net: nn.Module
-    optimizer: torch.optim.Optimizer
-    clipper: Any = None
-    history: list[Epoch] = field(default_factory=list)
-
-    def state(self) -> dict[str, Any]:
-        """To be saved."""
-        return {
-            "net": self.net.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "random": torch.get_rng_state(),
-            "history": [asdict(epoch) for epoch in self.history],
-            **own_state(self.clipper),
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
-        self.net.load_state_dict(state["net"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        torch.set_rng_state(state["random"])
-        self.history = [Epoch(**epoch) for epoch in state["history"]]
-        if "clipper" in state:
-            self.clipper.load_state_dict(state["clipper"])
 
 
 class _Restorable(Protocol):
@@ -134,6 +102,6 @@ def _made(spec: Spec, device: str) -> str:
 
     A run of days may move to other hardware, where its last bits may differ.
     """
-    if spec.task == "imagenet":
+    if spec.recipe.lasting:
         return f"{spec.canonical} {__version__}"
     return f"{spec.canonical} {__version__} {torch.__version__} {device} {torch.get_num_threads()}"

@@ -1,5 +1,6 @@
 """What is kept of a run: how it ended, what was seen after each epoch, where it ran."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -38,6 +39,11 @@ class Epoch:
     seconds: float | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
     """What else the task has measured, by name: numbers, and short lists of them."""
+
+
+def last(epochs: Sequence[Epoch], name: str) -> Any:
+    """What was measured after the last epoch; None if it was not, or if the run came to nothing."""
+    return epochs[-1].metrics.get(name) if epochs and epochs[-1].loss is not None else None
 
 
 @dataclass(frozen=True)

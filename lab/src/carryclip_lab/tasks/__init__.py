@@ -1,1 +1,1 @@
-"""What is trained."""
+"""The tasks that ship, one class in one file each; files whose names begin with an underscore help them."""

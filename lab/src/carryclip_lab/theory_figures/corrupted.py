@@ -44,10 +44,9 @@ def compute(scale: Scale, tick: Tick) -> dict[str, np.ndarray]:
 
 
 def _work(rank: int, folder: str, seed: int) -> None:
+    import torch
     import torch.distributed as dist
     from sklearn.datasets import load_digits
-
-    import torch
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS)
@@ -74,12 +73,12 @@ def _work(rank: int, folder: str, seed: int) -> None:
 
 def _train(rank: int, order: str, carry: Any, corrupted: bool, seed: int, data: Any) -> np.ndarray:
     """The weights after each step."""
+    import torch
+    from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
-    import torch
     from carryclip import Gated, Norm
     from carryclip.torch import LocalUClip, UClip
-    from torch import nn
 
     inputs, targets = data
     torch.manual_seed(seed)

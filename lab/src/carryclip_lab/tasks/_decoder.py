@@ -2,10 +2,9 @@
 
 import math
 
-from torch.nn.functional import scaled_dot_product_attention
-
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 
 class Block(nn.Module):

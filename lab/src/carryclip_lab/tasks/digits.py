@@ -1,0 +1,36 @@
+"""scikit-learn's digits and a small dense network: real, small, and inside a dependency."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from carryclip_lab.tasks._images import Images, ImageTask, initialised
+
+
+@dataclass(frozen=True, kw_only=True)
+class Digits(ImageTask):
+    """1,438 images of 8 × 8 pixels for training and 359 for tests."""
+
+    name = "scikit-learn's digits"
+    size = 1438
+    weights = (1e-5, 1e-3)
+
+    @staticmethod
+    def read() -> Images:
+        """Standardised by all pixels together."""
+        from sklearn.datasets import load_digits
+
+        pixels, digits = load_digits(return_X_y=True)
+        images = torch.tensor(pixels, dtype=torch.float32)
+        images = (images - images.mean()) / images.std()
+        labels = torch.tensor(digits)
+        order = torch.from_numpy(np.random.default_rng(0).permutation(len(labels)))
+        test, train = order[: len(order) // 5], order[len(order) // 5 :]
+        return Images(images[train], labels[train], images[test], labels[test], _net, chunk=512)
+
+
+def _net(generator: torch.Generator) -> nn.Module:
+    net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    return initialised(net, generator)

@@ -16,8 +16,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from carryclip_lab.analysis.summary import Summary, summarise
-from carryclip_lab.commands.terminal import rows
+from carryclip_lab.analysis.summary import summarise
+from carryclip_lab.analysis.tables import of_epochs
 from carryclip_lab.spec import FIELDS, Spec
 from carryclip_lab.store.records import Record
 
@@ -54,10 +54,6 @@ def records(folder: Path) -> dict[str, list[Record]]:
 def lines(heads: list[str], table: list[list[str]]) -> str:
     cells = [heads, ["---"] * len(heads), *table]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in cells)
-
-
-def epochs_table(summary: Summary) -> str:
-    return lines(["optimizer", "clipping", *(f"batch {batch:,}" for batch in summary.batches)], rows(summary))
 
 
 def accuracy_table(folder: Path, study: str) -> str:
@@ -109,7 +105,8 @@ def filled(page: Path) -> str:
         elif what == "accuracies":
             made = accuracy_table(places[study], study)
         elif what == "table":
-            made = "\n\n".join(map(epochs_table, summarise(study, study, "small", known[study], lambda _: [])))
+            tables = map(of_epochs, summarise(study, study, "small", known[study], lambda _: []))
+            made = "\n\n".join(lines(table.heads, table.lines) for table in tables)
         elif what == "cost":
             spent = sum(record.seconds or 0.0 for record in known[study])
             made = f"{len(known[study]):,} runs, {spent / 3600:.1f} hours of one core."

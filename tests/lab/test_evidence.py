@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from carryclip_lab import grid
+from carryclip_lab.analysis.naming import CLIP, FULL, GATED
 from carryclip_lab.analysis.subjects import subject_of
 from carryclip_lab.analysis.summary import summarise
 from carryclip_lab.commands.plan import ask
@@ -40,14 +41,15 @@ def test_there_are_trials_of_every_kind(name):
 def test_all_methods_of_a_trial_have_the_same_seeds_and_learning_rates(name):
     for part in parts(name):
         methods = {cell.setting.method for cell in part.cells}
-        assert {"clip", "U-Clip", "U-Clip, Gated"} <= methods
+        assert {CLIP, FULL, GATED} <= methods
         tuned = {(tuple(cell.runs), tuple(map(tuple, cell.runs.values()))) for cell in part.cells}
         assert len(tuned) == 1, part.subject.title
 
 
 def test_others_remedies_stand_beside_the_carry_at_equal_cost():
     (softmax,) = (part for part in parts("evidence-small") if part.task == "softmax")
-    assert {"clip of the average", "DiceSGD", "Clip21, momentum", "ZClip", "ZClip + U-Clip"} <= set(softmax.methods)
+    labels = {method.label for method in softmax.methods}
+    assert {"clip of the average", "DiceSGD", "Clip21, momentum", "ZClip", "ZClip + U-Clip"} <= labels
     examples = {record.spec.batch * record.spec.recipe.steps for cell in softmax.cells for record in cell.records}
     assert max(examples) / min(examples) < 1.01  # a larger batch takes as many fewer steps
     assert len(softmax.batches) == 2

@@ -8,6 +8,7 @@ from dataclasses import replace
 import matplotlib
 import pytest
 
+from carryclip_lab.analysis.naming import CLIP, FULL, NONE, Method
 from carryclip_lab.commands.output import save_figure, save_rows
 from carryclip_lab.figures import FIGURES, draw
 from carryclip_lab.figures.lines import thousands
@@ -135,9 +136,9 @@ def test_a_point_is_missing_where_a_seed_did_not_reach_and_the_strip_counts_it()
     records += [run for batch in (5, 50, 500) for run in seeds(7, 8, 9, batch=batch, **METHODS["clip"])]
     drawn = draw("epochs", summary(records))
     panel, strip = drawn.figure.axes[:2]
-    given = looks(["none", "clip"])
-    assert points(panel, given["none"]["color"]) == {12}
-    assert points(panel, given["clip"]["color"]) == {8}
+    given = looks([NONE, CLIP])
+    assert points(panel, given[NONE]["color"]) == {12}
+    assert points(panel, given[CLIP]["color"]) == {8}
     assert [text.get_text() for text in strip.texts] == ["2", "?", "missed the target:"]
     rows = {row["batch"]: row for row in drawn.rows if row["method"] == "none"}
     assert (rows[5]["median"], rows[5]["drawn"]) == (12, True)
@@ -212,11 +213,12 @@ def test_a_hollow_point_has_learning_rates_to_come():
 
 
 def test_methods_look_alike_in_all_figures_and_unlike_each_other():
-    one, other = looks(["none", "clip", "U-Clip", "mine:own", "yours:own"]), looks(["none", "U-Clip"])
-    assert one["U-Clip"] == other["U-Clip"]
+    own = [Method(False, "mine:own"), Method(False, "yours:own")]
+    one, other = looks([NONE, CLIP, FULL, *own]), looks([NONE, FULL])
+    assert one[FULL] == other[FULL]
     for what in ("color", "marker"):
         assert len({look[what] for look in one.values()}) == len(one)
-    assert one["clip"]["linestyle"] != one["U-Clip"]["linestyle"]
+    assert one[CLIP]["linestyle"] != one[FULL]["linestyle"]
 
 
 def test_a_method_of_your_own_is_one_more_line():

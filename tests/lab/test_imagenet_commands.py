@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from carryclip_lab.analysis import accuracy
+from carryclip_lab.analysis.naming import method_of, region_name
 from carryclip_lab.analysis.summary import summarise
 from carryclip_lab.analysis.verdicts import same_table
 from carryclip_lab.commands import plan, reproduce
@@ -40,7 +41,7 @@ def test_the_papers_grid_has_thirteen_rows_of_five_seeds():
     assert (recipe.net, recipe.image, recipe.micro, recipe.warmup) == ("resnet50", 224, 128, 5)
     assert (recipe.decay, recipe.smoothing, recipe.classes, recipe.images) == (1e-4, 0.1, 1000, 1_281_167)
     assert {(spec.optimizer, spec.lr, spec.batch, spec.epochs) for spec in study.specs} == {("nesterov", 0.1, 4096, 90)}
-    rows = {(accuracy.region_name(spec.region), spec.label) for spec in study.specs}
+    rows = {(region_name(spec.region), method_of(spec)) for spec in study.specs}
     assert rows == set(accuracy.PAPER)
 
 
@@ -251,7 +252,7 @@ def paper_summary(tier="paper", shift=0.0, outcome="reached", **settings):
     best, records = {}, []
     for spec in load("imagenet-paper").specs:
         spec = dataclasses.replace(spec, settings=(*spec.settings, *settings.items()))
-        median, spread = accuracy.PAPER[accuracy.region_name(spec.region), spec.label]
+        median, spread = accuracy.PAPER[region_name(spec.region), method_of(spec)]
         best[spec.id] = (median + shift + spread * (spec.seed - 2) / 2) / 100
         records.append(Record(spec, "done", outcome if spec.seed == 4 else "reached", 90, 1.0, None, {}))
 
@@ -267,9 +268,8 @@ def paper_summary(tier="paper", shift=0.0, outcome="reached", **settings):
 
 def test_the_table_has_medians_of_the_best_epochs_and_ranges():
     summary = paper_summary()
-    rows = accuracy.rows_of(summary)
-    lines = accuracy.words(summary, rows)
-    assert accuracy.heads(summary)[-1] == "the paper"
+    heads, lines, _ = accuracy.table(summary)
+    assert heads[-1] == "the paper"
     assert lines[-1] == ["Welford (10, 0)", "yes", "61.2 ± 1.2", "5", "61.2 ± 1.2"]
     assert all(line[2].split()[0] == line[4].split()[0] for line in lines)
     assert [line[1] for line in lines if line[0] == "no clipping"] == [""]
@@ -281,11 +281,11 @@ def test_the_table_has_medians_of_the_best_epochs_and_ranges():
 
 def test_the_papers_numbers_stand_beside_its_own_size_only():
     small = paper_summary(tier="small")
-    assert "the paper" not in accuracy.heads(small)
+    assert "the paper" not in accuracy.table(small).heads
     assert accuracy.judged(small)[0].verdict == "not run at this size"
     assert accuracy.judged(paper_summary())[0].verdict == "holds"
     other = paper_summary(data="a folder", classes=10, images=9469, tests=3925)
-    assert "the paper" not in accuracy.heads(other)
+    assert "the paper" not in accuracy.table(other).heads
     assert accuracy.judged(other)[0].verdict == "not run at this size"
     assert accuracy.judged(paper_summary(shift=-3.0))[0].verdict == "contradicted"
 

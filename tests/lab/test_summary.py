@@ -9,8 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carryclip_lab.analysis.compare import compare, interval, pooled
-from carryclip_lab.analysis.naming import method_name, region_name
+from carryclip_lab.analysis.kinds import KINDS, kind_of
+from carryclip_lab.analysis.naming import CAPPED, CLIP, FULL, NONE, Method, method_of, region_name
 from carryclip_lab.analysis.summary import epochs_of, runs_of, summarise
+from carryclip_lab.analysis.tables import of_epochs
+from carryclip_lab.commands.terminal import table
 from carryclip_lab.spec import Spec
 from carryclip_lab.store.records import OUTCOMES
 from made import METHODS, cell, record, seeds, summary
@@ -98,16 +101,26 @@ def test_a_summary_knows_its_parts():
     found = summary(runs)
     assert found.optimizers == ["sgd", "adam"]
     assert found.batches == [5, 500]
-    assert found.methods == ["none", "clip", "U-Clip"]
+    assert found.methods == [NONE, CLIP, FULL]
     assert found.main_region == "Norm(radius=0.5, over='all')"
     assert found.outcomes == {"reached": 24, "waiting": 12}
     assert runs_of(found.cells) == (24, 36)
     assert found.command == "carryclip reproduce study"
-    carried = found.find("adam", found.main_region, "U-Clip", 5)
+    carried = found.find("adam", found.main_region, FULL, 5)
     base = found.base(carried)
-    assert base.setting.method == "none"
+    assert base.setting.method == NONE
     assert (base.setting.optimizer, base.batch) == ("adam", 5)
-    assert found.find("adam", found.main_region, "U-Clip", 7) is None
+    assert found.find("adam", found.main_region, FULL, 7) is None
+
+
+def test_epochs_to_the_target_are_a_table():
+    found = summary(seeds(9, 10, batch=5) + seeds(9, INF, batch=5, **METHODS["clip"]) + seeds(None, None, batch=1000))
+    assert kind_of(found) is KINDS["epochs"]
+    assert of_epochs(found)[:2] == (
+        ["optimizer", "clipping", "batch 5", "batch 1,000"],
+        [["SGD", "none", "9.5 (9-10)", "not yet"], ["SGD", "clip, norm 0.5", "1 of 2 reached", ""]],
+    )
+    assert list(table(found).columns[2].cells) == ["9.5 (9-10)", "1 of 2"]  # the note below says of what
 
 
 def test_without_norm_one_half_the_first_region_is_the_main_one():
@@ -150,7 +163,18 @@ def test_regions_have_short_names(region, label):
     ],
 )
 def test_methods_that_differ_have_names_that_differ(given, name):
-    assert method_name(Spec(task="digits", optimizer="sgd", lr=0.1, batch=8, epochs=1, seed=0, **given)) == name
+    assert method_of(Spec(task="digits", optimizer="sgd", lr=0.1, batch=8, epochs=1, seed=0, **given)).label == name
+
+
+def test_methods_are_told_apart_by_what_they_do_and_not_by_their_labels(monkeypatch):
+    given = {"task": "digits", "optimizer": "sgd", "lr": 0.1, "batch": 8, "epochs": 1, "seed": 0, "region": "Norm(1.0)"}
+    whole, real = (method_of(Spec(**given, carry=carry)) for carry in ("Capped(10)", "Capped(10.0)"))
+    assert whole == real == CAPPED
+    monkeypatch.setattr(Method, "label", property(lambda self: "the same for all"))
+    runs = [run for way in METHODS.values() for run in seeds(9, 10, **way)]
+    found = summary(runs)
+    assert found.methods == [NONE, CLIP, FULL]
+    assert found.base(found.find("sgd", found.main_region, FULL, 50)).setting.method == NONE
 
 
 # ---------------------------------------------------------------------- comparisons
@@ -164,9 +188,11 @@ def against(ours, theirs, **given):
 
 def test_the_ratio_is_that_of_the_medians():
     found = against((8, 9, 10), (16, 18, 20))
-    assert found.effect.ratio == 0.5
+    assert found.effect.value == 0.5
     assert found.effect.seeds == 3
-    assert str(found.effect) == "0.50 [0.50, 0.50]"  # seed by seed the ratio is the same, and seeds are drawn in pairs
+    assert (
+        found.effect.as_ratio == "0.50 [0.50, 0.50]"
+    )  # seed by seed the ratio is the same, and seeds are drawn in pairs
 
 
 def test_seeds_that_differ_are_drawn_apart():
@@ -183,16 +209,16 @@ def test_seeds_that_differ_are_drawn_apart():
     [((8, 9, 10), (INF, INF, 7), 0.0), ((INF, INF, 7), (8, 9, 10), INF)],
 )
 def test_reaching_where_the_other_does_not_is_a_ratio_of_zero(ours, theirs, ratio):
-    assert against(ours, theirs).effect.ratio == ratio
+    assert against(ours, theirs).effect.value == ratio
 
 
 def test_where_neither_reached_there_is_no_ratio():
     found = against((INF, INF), (INF, INF))
-    assert math.isnan(found.effect.ratio)
+    assert math.isnan(found.effect.value)
     assert (found.effect.low, found.effect.high) == (1.0, 1.0)
     assert found.fewer == (0.5, 0.5, 0.5)
-    assert str(found.effect) == "neither reached"
-    assert math.isnan(pooled([found]).ratio)
+    assert found.effect.as_ratio == "neither reached"
+    assert math.isnan(pooled([found]).value)
 
 
 @given(some_epochs, some_epochs)
@@ -208,8 +234,8 @@ def test_intervals_are_ordered_and_never_nan(ours, theirs):
 def test_the_other_way_round_everything_is_turned_round(ours, theirs):
     one, other = against(ours, theirs), against(theirs, ours)
     assert one.fewer[0] + other.fewer[0] == pytest.approx(1.0)
-    if 0 < one.effect.ratio < INF:
-        assert one.effect.ratio * other.effect.ratio == pytest.approx(1.0)
+    if 0 < one.effect.value < INF:
+        assert one.effect.value * other.effect.value == pytest.approx(1.0)
 
 
 def test_ties_count_half():
@@ -251,7 +277,7 @@ def test_there_is_nothing_to_compare_before_runs_are_done():
 def test_cells_together_have_the_median_ratio():
     found = [against((8, 8, 8), (10, 10, 10)), against((9, 9, 9), (10, 10, 10)), against((INF,) * 3, (10, 10, 10))]
     effect = pooled(found)
-    assert (effect.ratio, effect.low, effect.high, effect.seeds) == (0.9, 0.9, 0.9, 3)
+    assert (effect.value, effect.low, effect.high, effect.seeds) == (0.9, 0.9, 0.9, 3)
 
 
 def test_the_same_numbers_every_time():

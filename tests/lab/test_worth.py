@@ -8,8 +8,10 @@ import pytest
 from carryclip_lab.analysis import answers as answering
 from carryclip_lab.analysis import tables
 from carryclip_lab.analysis.answers import answers, helps, keeps_up, removes
+from carryclip_lab.analysis.compare import Effect
+from carryclip_lab.analysis.naming import CLIP, FULL, GATED
 from carryclip_lab.analysis.summary import summarise
-from carryclip_lab.analysis.worth import Bias, Effect, bias, blocks, effect, stills
+from carryclip_lab.analysis.worth import Bias, bias, blocks, effect, stills
 from carryclip_lab.commands.terminal import table
 from carryclip_lab.figures import draw, figures_of
 from carryclip_lab.spec import Spec
@@ -52,12 +54,12 @@ def study(distances=DISTANCES, *, seeds=4, done=True, fates=None, **settings):
 def test_an_effect_is_students_interval_of_the_differences():
     found = effect({0: 1.0, 1: 2.0, 2: 3.0, 9: 0.0}, {0: 2.0, 1: 3.1, 2: 3.9, 8: 5.0})
     assert found.seeds == 3
-    assert found.mean == pytest.approx(1.0)
-    assert found.high - found.mean == pytest.approx(4.303 * 0.1 / math.sqrt(3), rel=1e-3)  # t of two degrees
+    assert found.value == pytest.approx(1.0)
+    assert found.high - found.value == pytest.approx(4.303 * 0.1 / math.sqrt(3), rel=1e-3)  # t of two degrees
     assert effect({0: 1.0}, {1: 1.0}) is None
-    assert effect({0: math.inf, 1: 1.0}, {0: 1.0, 1: 1.0}).mean == -math.inf
-    assert effect({0: 1.0}, {0: math.inf}).mean == math.inf
-    assert math.isnan(effect({0: math.inf}, {0: math.inf}).mean)
+    assert effect({0: math.inf, 1: 1.0}, {0: 1.0, 1: 1.0}).value == -math.inf
+    assert effect({0: 1.0}, {0: math.inf}).value == math.inf
+    assert math.isnan(effect({0: math.inf}, {0: math.inf}).value)
 
 
 def test_bias_is_told_from_noise():
@@ -139,9 +141,9 @@ def test_each_method_has_its_best_rate_and_is_compared_with_plain_clipping():
     (block,) = blocks(study())
     assert [row.name for row in block.rows] == ["no clipping", "clip", "U-Clip", "U-Clip, Gated", "ZClip + U-Clip"]
     assert {row.cell.lr for row in block.rows} == {0.3}
-    assert block.over("U-Clip").mean == pytest.approx(1.9, abs=0.01)
-    assert block.over("U-Clip, Gated", "U-Clip").mean == pytest.approx(-0.1, abs=0.02)
-    assert block.find("clip").bias.size == pytest.approx(3.0, abs=0.05)
+    assert block.over(FULL).value == pytest.approx(1.9, abs=0.01)
+    assert block.over(GATED, FULL).value == pytest.approx(-0.1, abs=0.02)
+    assert block.find(CLIP).bias.size == pytest.approx(3.0, abs=0.05)
 
 
 def test_a_larger_batch_is_a_method_of_its_own():
@@ -172,16 +174,16 @@ def test_answers_follow_the_numbers():
 def test_a_run_that_diverged_counts_as_the_worst():
     summary = study(fates={("U-Clip", lr): "diverged" for lr in (0.1, 0.3)})
     (block,) = blocks(summary)
-    assert block.over("U-Clip").mean == -math.inf
-    assert "came to nothing" in {line[3] for line in tables.words(summary)}
+    assert block.over(FULL).value == -math.inf
+    assert "came to nothing" in {line[3] for line in tables.of_trial(summary).lines}
     once = study(fates={("U-Clip", 0.3): "diverged"})
-    assert blocks(once)[0].find("U-Clip").cell.lr == 0.1
+    assert blocks(once)[0].find(FULL).cell.lr == 0.1
 
 
 def test_a_study_of_trials_is_shown_as_such():
     summary = study()
-    assert [column.header for column in table(summary).columns] == tables.heads(summary)
-    assert len(tables.words(summary)) == len(DISTANCES)
+    assert [column.header for column in table(summary).columns] == tables.of_trial(summary).heads
+    assert len(tables.of_trial(summary).lines) == len(DISTANCES)
     parts = tables.parts(summary)
     assert all(line[:3] == ["signal", "Skewed noise", "norm 0.5"] for part in parts.values() for line in part)
     assert all(len(line) == len(tables.HEADS[name]) for name, part in parts.items() for line in part)
@@ -190,7 +192,8 @@ def test_a_study_of_trials_is_shown_as_such():
     assert peers[tables.HEADS["peers"].index("ZClip + U-Clip")].startswith("▲ +0.99")
     assert said[3:] == ["yes", "yes", "yes", "it hurts", "no"]
     assert tables.together("answers", [parts, parts]) == [said, said]
-    assert set(figures_of(summary)) == {"worth", "course"}
+    assert set(figures_of(summary)) == {"worth", "course", "frozen"}
+    assert draw("frozen", summary) is None
     worth = draw("worth", summary)
     by_method = {row["method"]: row for row in worth.rows}
     assert by_method["U-Clip"]["better_by"] == pytest.approx(1.9, abs=0.01)
@@ -206,15 +209,15 @@ def test_what_else_was_measured_stands_in_the_table():
     epochs = [Epoch(1, loss=1.0, metrics={"reward": 1.25, "best_arm": 0.75})]
     record = Record(spec, "done", "reached", 1, 1.0, None, {})
     (summary,) = summarise("study", "A study", "small", [record], lambda run: epochs)
-    (line,) = tables.words(summary)
-    assert dict(zip(tables.heads(summary), line, strict=True))["chance of the best arm"] == "0.75"
+    (line,) = tables.of_trial(summary).lines
+    assert dict(zip(tables.of_trial(summary).heads, line, strict=True))["chance of the best arm"] == "0.75"
 
 
 def test_partial_trials_are_drawn_but_not_judged():
     summary = study(done=False)
     assert draw("worth", summary) is None
     assert not any(tables.parts(summary).values())
-    assert all(line[3] == "not yet" for line in tables.words(summary))
+    assert all(line[3] == "not yet" for line in tables.of_trial(summary).lines)
 
 
 def test_a_trial_of_which_one_seed_is_done_is_drawn():
@@ -259,7 +262,7 @@ def test_bias_where_nothing_moves():
     (summary,) = summarise("study", "A study", "small", records, epochs.__getitem__)
     found = stills(summary)
     assert [still.radius for still in found] == [0.25, 1.0]
-    assert [still.share.mean for still in found] == pytest.approx([-0.545, -0.095])
+    assert [still.share.value for still in found] == pytest.approx([-0.545, -0.095])
     assert answers(summary) == []
     assert tables.parts(summary) == {}
     assert [row["bias"] for row in draw("frozen", summary).rows] == pytest.approx([-0.545, -0.095])

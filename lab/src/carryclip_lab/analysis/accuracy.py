@@ -1,30 +1,30 @@
 """Best top-1 accuracy by way of clipping, as the paper's table of ImageNet has it: median and range over seeds."""
 
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from carryclip_lab.analysis.claims import Claim
-from carryclip_lab.analysis.naming import RegionName, region_name
+from carryclip_lab.analysis.naming import CLIP, FULL, NONE, Method, RegionName
 from carryclip_lab.analysis.summary import Cell, Summary, runs_of
+from carryclip_lab.analysis.tables import Table
 from carryclip_lab.analysis.verdicts import same_table
-from carryclip_lab.store.records import FAULTS, Record
+from carryclip_lab.store.records import FAULTS
 from carryclip_lab.tasks.imagenet import ImageNet
 
-PAPER: dict[tuple[RegionName, str], tuple[float, float]] = {
-    (RegionName("none"), "none"): (77.1, 0.1),
-    (RegionName("component", (0.25,)), "U-Clip"): (77.2, 0.2),
-    (RegionName("component", (0.25,)), "clip"): (77.1, 0.2),
-    (RegionName("norm", (0.25,)), "U-Clip"): (75.6, 0.3),
-    (RegionName("norm", (0.25,)), "clip"): (76.2, 0.1),
-    (RegionName("EWMA", (1.0, 2.0)), "U-Clip"): (77.2, 0.1),
-    (RegionName("EWMA", (1.0, 2.0)), "clip"): (77.1, 0.3),
-    (RegionName("EWMA", (10.0, 0.0)), "U-Clip"): (76.8, 0.2),
-    (RegionName("EWMA", (10.0, 0.0)), "clip"): (77.0, 0.1),
-    (RegionName("Welford", (1.0, 2.0)), "U-Clip"): (77.2, 0.2),
-    (RegionName("Welford", (1.0, 2.0)), "clip"): (76.9, 0.3),
-    (RegionName("Welford", (10.0, 0.0)), "U-Clip"): (61.2, 1.2),
-    (RegionName("Welford", (10.0, 0.0)), "clip"): (72.7, 0.4),
+PAPER: dict[tuple[RegionName, Method], tuple[float, float]] = {
+    (RegionName("none"), NONE): (77.1, 0.1),
+    (RegionName("component", (0.25,)), FULL): (77.2, 0.2),
+    (RegionName("component", (0.25,)), CLIP): (77.1, 0.2),
+    (RegionName("norm", (0.25,)), FULL): (75.6, 0.3),
+    (RegionName("norm", (0.25,)), CLIP): (76.2, 0.1),
+    (RegionName("EWMA", (1.0, 2.0)), FULL): (77.2, 0.1),
+    (RegionName("EWMA", (1.0, 2.0)), CLIP): (77.1, 0.3),
+    (RegionName("EWMA", (10.0, 0.0)), FULL): (76.8, 0.2),
+    (RegionName("EWMA", (10.0, 0.0)), CLIP): (77.0, 0.1),
+    (RegionName("Welford", (1.0, 2.0)), FULL): (77.2, 0.2),
+    (RegionName("Welford", (1.0, 2.0)), CLIP): (76.9, 0.3),
+    (RegionName("Welford", (10.0, 0.0)), FULL): (61.2, 1.2),
+    (RegionName("Welford", (10.0, 0.0)), CLIP): (72.7, 0.4),
 }
 """The paper's table: median and range, in percent."""
 
@@ -41,17 +41,26 @@ class Row:
     """Whether there are other batch sizes or learning rates."""
 
     @property
-    def key(self) -> tuple[RegionName, str]:
-        """Region and method."""
-        return region_name(self.cell.setting.region), self.cell.setting.method
+    def method(self) -> Method:
+        """What is done to the gradients."""
+        return self.cell.setting.method
+
+    @property
+    def paper(self) -> tuple[float, float] | None:
+        """The paper's median and range, if it has them."""
+        return PAPER.get((self.cell.setting.name, self.method))
+
+    @property
+    def where(self) -> str:
+        """The region in words, or the method if there is none; batch and learning rate if there are others."""
+        region = self.cell.setting.name
+        words = self.method.words if region.kind == "none" else region.label
+        return words + (f" (batch {self.cell.batch}, lr {self.lr:g})" if self.several else "")
 
     @property
     def name(self) -> str:
-        """In words."""
-        region, method = self.key
-        bare = "no clipping" if method == "none" else method
-        words = [bare] if region.kind == "none" else [method, region.label]
-        return ", ".join(words) + (f" (batch {self.cell.batch}, lr {self.lr:g})" if self.several else "")
+        """Method and region in words."""
+        return self.where if self.cell.setting.region is None else f"{self.method.label}, {self.where}"
 
     @property
     def median(self) -> float | None:
@@ -59,9 +68,9 @@ class Row:
         return statistics.median(self.best) if self.best else None
 
     @property
-    def range(self) -> float | None:
-        """Half of the distance from the worst to the best seed."""
-        return (max(self.best) - min(self.best)) / 2 if self.best else None
+    def rank(self) -> float:
+        """For sorting: the better the higher, the lowest without a result."""
+        return -1.0 if self.median is None else self.median
 
 
 def rows_of(summary: Summary) -> list[Row]:
@@ -70,12 +79,8 @@ def rows_of(summary: Summary) -> list[Row]:
     rows = []
     for cell in summary.cells:
         found = [Row(cell, lr, tuple(_bests(summary, cell, lr)), several) for lr in cell.runs]
-        rows.append(max(found, key=_rank))
-    return sorted(rows, key=_rank, reverse=True)
-
-
-def _rank(row: Row) -> float:
-    return -1.0 if row.median is None else row.median
+        rows.append(max(found, key=lambda row: row.rank))
+    return sorted(rows, key=lambda row: row.rank, reverse=True)
 
 
 def _bests(summary: Summary, cell: Cell, lr: float) -> list[float]:
@@ -90,38 +95,34 @@ def _bests(summary: Summary, cell: Cell, lr: float) -> list[float]:
 
 def is_papers(summary: Summary) -> bool:
     """Whether these runs are the paper's in all but the numbers: only then are they compared."""
-    own = {(record.spec.optimizer, record.spec.lr, record.spec.batch, record.spec.epochs) for record in _all(summary)}
+    specs = [record.spec for cell in summary.cells for record in cell.records]
+    own = {(spec.optimizer, spec.lr, spec.batch, spec.epochs) for spec in specs}
     counts = {"data": dict(summary.settings).get("data")}
     same = own == {("nesterov", 0.1, 4096, 90)} and dict(summary.settings) == {**vars(ImageNet()), **counts}
     return same and summary.tier == "paper"
 
 
-def _all(summary: Summary) -> list[Record]:
-    return [record for cell in summary.cells for record in cell.records]
+def table(summary: Summary) -> Table:
+    """Every way of clipping; the paper's numbers stand beside ours only if the runs are the paper's."""
+    own = is_papers(summary)
+    heads = ["region", "carry", "best top-1 (%)", "seeds"] + (["the paper"] if own else [])
+    lines = []
+    for row in rows_of(summary):
+        line = [row.where, _CARRY.get(row.method, row.method.label), *_numbers(row)]
+        if own:
+            line.append(" ± ".join(f"{number:.1f}" for number in row.paper or ()))
+        lines.append(line)
+    return Table(heads, lines)
 
 
-def words(summary: Summary, rows: Sequence[Row]) -> list[list[str]]:
-    """The table: the paper's numbers stand beside ours only if the runs are the paper's."""
-    table = []
-    for row in rows:
-        method = row.cell.setting.method
-        carry = {"none": "", "clip": "no"}.get(method, "yes" if method == "U-Clip" else method)
-        cells = [row.name.removeprefix(f"{method}, "), carry, *_numbers(row.median, row.range, len(row.best))]
-        if is_papers(summary):
-            cells.append(" ± ".join(f"{x:.1f}" for x in PAPER[row.key]) if row.key in PAPER else "")
-        table.append(cells)
-    return table
+_CARRY = {NONE: "", CLIP: "no", FULL: "yes"}
 
 
-def heads(summary: Summary) -> list[str]:
-    """Names of its columns."""
-    return ["region", "carry", "best top-1 (%)", "seeds", *(["the paper"] if is_papers(summary) else [])]
-
-
-def _numbers(median: float | None, spread: float | None, seeds: int) -> list[str]:
-    if median is None or spread is None:
+def _numbers(row: Row) -> list[str]:
+    if row.median is None:
         return ["not yet", "0"]
-    return [f"{median:.1f} ± {spread:.1f}" if seeds > 1 else f"{median:.1f}", str(seeds)]
+    half = (max(row.best) - min(row.best)) / 2
+    return [f"{row.median:.1f} ± {half:.1f}" if len(row.best) > 1 else f"{row.median:.1f}", str(len(row.best))]
 
 
 def judged(summary: Summary) -> list[Claim]:
@@ -129,7 +130,7 @@ def judged(summary: Summary) -> list[Claim]:
     rows = rows_of(summary)
     done, planned = runs_of(summary.cells)
     seen = [f"{row.name} {row.median:.1f}" for row in rows if row.median is not None]
-    pairs = [(row.median, *PAPER[row.key]) for row in rows if row.median is not None and row.key in PAPER]
+    pairs = [(row.median, *row.paper) for row in rows if row.median is not None and row.paper]
     own = is_papers(summary) and done == planned
     return [
         Claim(

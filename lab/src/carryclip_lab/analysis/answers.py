@@ -2,18 +2,17 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeGuard
 
-from carryclip_lab.analysis.subjects import Subject
+from carryclip_lab.analysis.compare import Effect
+from carryclip_lab.analysis.naming import CLIP, FULL, GATED, NONE
 from carryclip_lab.analysis.summary import Summary, runs_of
-from carryclip_lab.analysis.worth import FULL, GATED, PLAIN, Bias, Block, Effect, blocks
+from carryclip_lab.analysis.verdicts import too_few
+from carryclip_lab.analysis.worth import Bias, Block, blocks
 
-SEEDS = 3
-"""The fewest that are judged."""
 MOST_GONE = 0.25
 """Bias counts as removed if at most this share of it is left."""
 Verdict = Literal["yes", "no", "in part", "it hurts", "no difference", "nothing to remove", "inconclusive"]
-
 
 BIAS = "Does the carry remove clipping's bias?"
 BETTER = "Is the full carry better than plain clipping?"
@@ -36,13 +35,26 @@ class Answer:
 
 def helps(effect: Effect | None, little: float) -> Verdict:
     """Whether the interval lies above 0, below it, or so close to it that nobody would care."""
-    if effect is None or effect.seeds < SEEDS or math.isnan(effect.mean):
+    if not _known(effect):
         return "inconclusive"
     if effect.low > 0.0:
         return "yes"
     if effect.high < 0.0:
         return "it hurts"
     return "no difference" if -little <= effect.low and effect.high <= little else "inconclusive"
+
+
+def keeps_up(effect: Effect | None, little: float) -> Verdict:
+    """Whether a method is as good as another: the whole interval says that what it may lack is next to nothing."""
+    if not _known(effect):
+        return "inconclusive"
+    if effect.low >= -little:
+        return "yes"
+    return "no" if effect.high < 0.0 else "inconclusive"
+
+
+def _known(effect: Effect | None) -> TypeGuard[Effect]:
+    return effect is not None and not too_few([effect]) and not math.isnan(effect.value)
 
 
 def removes(plain: Bias | None, carried: Bias | None, alone: Bias | None = None) -> Verdict:
@@ -62,55 +74,40 @@ def removes(plain: Bias | None, carried: Bias | None, alone: Bias | None = None)
     return "no" if carried.size >= plain.low else "inconclusive"
 
 
-def keeps_up(effect: Effect | None, little: float) -> Verdict:
-    """Whether a method is as good as another: the whole interval says that what it may lack is next to nothing."""
-    if effect is None or effect.seeds < SEEDS or math.isnan(effect.mean):
-        return "inconclusive"
-    if effect.low >= -little:
-        return "yes"
-    return "no" if effect.high < 0.0 else "inconclusive"
-
-
 def answers(summary: Summary) -> list[Answer]:
     """All of them for a trial; none before all of its runs are done."""
-    subject = summary.subject
     done, planned = runs_of(summary.cells)
-    if subject is None or subject.kind == "frozen" or done < planned:
+    if done < planned:
         return []
-    return [answer for block in blocks(summary) for answer in _answers(block, subject)]
+    return [answer for block in blocks(summary) for answer in _answers(block)]
 
 
-def _answers(block: Block, subject: Subject) -> list[Answer]:
-    plain, full = block.find(PLAIN), block.find(FULL)
+def _answers(block: Block) -> list[Answer]:
+    plain, full, alone = map(block.find, (CLIP, FULL, NONE))
     if plain is None or full is None:
         return []
+    subject = block.subject
     found: list[tuple[str, str, Verdict | None]] = []
     if subject.bias is not None:
-        seen = ", ".join(f"{row.name} {row.bias}" for row in block.rows if row.bias and row.name in _FIRST)
-        alone = block.find("no clipping")
+        told = [row for row in map(block.find, (NONE, CLIP, FULL, GATED)) if row and row.bias]
+        seen = ", ".join(f"{row.name} {row.bias}" for row in told)
         found.append((BIAS, seen, removes(plain.bias, full.bias, alone.bias if alone else None)))
-    pairs = {BETTER: (FULL, PLAIN), GATE_BETTER: (GATED, PLAIN), THAN_NONE: (FULL, "no clipping")}
-    for question, pair in pairs.items():
-        gain = block.over(*pair)
+    for question, method, other in ((BETTER, FULL, CLIP), (GATE_BETTER, GATED, CLIP), (THAN_NONE, FULL, NONE)):
+        gain = block.over(method, other)
         if gain is not None:
-            found.append((question, f"{subject.words} better by {gain}", helps(gain, subject.little)))
+            found.append((question, f"{subject.words} better by {gain.as_gain}", helps(gain, subject.little)))
     gate = block.over(GATED, FULL)
     if gate is not None:
-        found.append((KEEPS_UP, f"better by {gate}", keeps_up(gate, subject.little)))
+        found.append((KEEPS_UP, f"better by {gate.as_gain}", keeps_up(gate, subject.little)))
     found.append((COST, _cost(block), None))
     return [Answer(block.label, *line) for line in found]
 
 
-_FIRST = ("no clipping", PLAIN, FULL, GATED)
-
-
 def _cost(block: Block) -> str:
     """Memory, and the learning rate that suits; how much time it takes is what ``carryclip bench`` measures."""
-    plain, told = block.find(PLAIN), ["one buffer of the gradients' size"]
-    for name in (FULL, GATED):
-        row = block.find(name)
-        if row is None or plain is None or row.cell.lr is None or plain.cell.lr is None:
-            continue
-        rate = row.cell.lr / plain.cell.lr
-        told.append(f"{name}: best learning rate {rate:.2g} × that of plain clipping")
+    plain, told = block.find(CLIP), ["one buffer of the gradients' size"]
+    for row in map(block.find, (FULL, GATED)):
+        if row and plain and row.cell.lr and plain.cell.lr:
+            rate = row.cell.lr / plain.cell.lr
+            told.append(f"{row.name}: best learning rate {rate:.2g} × that of plain clipping")
     return "; ".join(told)

@@ -9,7 +9,6 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -21,17 +20,34 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Effect:
-    """A ratio of epochs with its interval, and how many seeds stand behind it. NaN if nothing was reached at all."""
+    """What one method is against another, with its interval, and how many seeds stand behind it.
 
-    ratio: float
+    A ratio of epochs (below 1 is faster, NaN if neither reached the target), or a difference (above 0 is better,
+    infinite if one came to nothing, NaN if both did).
+    """
+
+    value: float
     low: float
     high: float
     seeds: int
 
-    def __str__(self) -> str:
-        if math.isnan(self.ratio):
+    @property
+    def as_ratio(self) -> str:
+        """In words, if it is a ratio of epochs."""
+        if math.isnan(self.value):
             return "neither reached"
-        return f"{number(self.ratio)} [{number(self.low)}, {number(self.high)}]"
+        return f"{number(self.value)} [{number(self.low)}, {number(self.high)}]"
+
+    @property
+    def as_gain(self) -> str:
+        """In words, if it is a difference."""
+        if math.isnan(self.value):
+            return "both came to nothing"
+        if math.isinf(self.value):
+            return "came to nothing" if self.value < 0 else "the other came to nothing"
+        if self.seeds < 2:
+            return f"{self.value:+.3g}"
+        return f"{self.value:+.3g} [{self.low:+.3g}, {self.high:+.3g}]"
 
 
 @dataclass(frozen=True)
@@ -73,8 +89,8 @@ def pooled(comparisons: Sequence[Comparison]) -> Effect | None:
     """The median ratio of several cells; the same seeds are drawn in all of them."""
     if not comparisons:
         return None
-    ratios = [each.effect.ratio for each in comparisons if not math.isnan(each.effect.ratio)]
-    known = [each.draws for each in comparisons if not math.isnan(each.effect.ratio)]
+    ratios = [each.effect.value for each in comparisons if not math.isnan(each.effect.value)]
+    known = [each.draws for each in comparisons if not math.isnan(each.effect.value)]
     seeds = min(each.effect.seeds for each in comparisons)
     if not ratios:
         return Effect(math.nan, 0.0, math.inf, seeds)
@@ -94,24 +110,11 @@ def _indices(seeds: int, stream: int) -> np.ndarray:
     return np.random.default_rng([seeds, stream]).integers(seeds, size=(DRAWS, seeds))
 
 
+@functools.lru_cache(maxsize=8192)  # a cell is compared many times
 def _medians(cell: Cell, stream: int) -> np.ndarray:
     """The median at the best learning rate of each resample."""
-    known = _KNOWN.setdefault(cell, {})
-    if stream not in known:
-        seeds, epochs = cell.table
-        known[stream] = _median(epochs[:, _indices(len(seeds), stream)]).min(axis=0)
-    return known[stream]
-
-
-_KNOWN: WeakKeyDictionary[Cell, dict[int, np.ndarray]] = WeakKeyDictionary()
-"""A cell is compared many times, and lives as long as its summary."""
-
-
-def _median(values: np.ndarray) -> np.ndarray:
-    """Along the last axis, as ``np.median`` does it but several times faster for a handful of values."""
-    ordered = np.sort(values, axis=-1)
-    count = ordered.shape[-1]
-    return (ordered[..., (count - 1) // 2] + ordered[..., count // 2]) / 2
+    seeds, epochs = cell.table
+    return np.median(epochs[:, _indices(len(seeds), stream)], axis=-1).min(axis=0)
 
 
 def _ratio(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:

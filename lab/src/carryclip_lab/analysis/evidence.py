@@ -1,13 +1,13 @@
 """What a study has to say on each of the paper's claims about CIFAR-10: the cells it rests on, numbers and verdict."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from carryclip_lab.analysis import verdicts
 from carryclip_lab.analysis.claims import Verdict
 from carryclip_lab.analysis.compare import Comparison, Effect, compare, pooled
-from carryclip_lab.analysis.naming import OPTIMIZERS, Kind
+from carryclip_lab.analysis.naming import CLIP, FULL, OPTIMIZERS, Kind, Method, RegionName
 from carryclip_lab.analysis.summary import Cell, Summary
 
 SMALL_BATCH, LARGE_BATCH = 100, 500
@@ -27,19 +27,16 @@ class Evidence:
     """All that the claim rests on."""
 
 
-# ---------------------------------------------------------------------- cells and their comparisons
-
-
 def _cells(
     summary: Summary,
-    method: str,
+    method: Method,
     *,
     optimizers: Sequence[str] = tuple(OPTIMIZERS),
     kinds: Sequence[Kind] = ("norm", "component", *ADAPTIVE),
-    sizes: Sequence[tuple[float, ...]] = (),
-    batches: Callable[[int], bool] = lambda batch: True,
+    least: int = 1,
+    most: float = math.inf,
 ) -> list[Cell]:
-    """The study's cells of a method in the paper's regions."""
+    """The study's cells of a method in the paper's regions, with batch sizes from ``least`` to ``most``."""
     return [
         cell
         for cell in summary.cells
@@ -47,8 +44,7 @@ def _cells(
         and cell.setting.optimizer in optimizers
         and cell.setting.name.kind in kinds
         and not cell.setting.name.note
-        and (not sizes or cell.setting.name.sizes in sizes)
-        and batches(cell.batch)
+        and least <= cell.batch <= most
     ]
 
 
@@ -57,79 +53,67 @@ def _against(summary: Summary, cells: Iterable[Cell]) -> list[Comparison]:
     return [found for cell in cells if (found := compare(cell, summary.base(cell)))]
 
 
-def _with_bases(summary: Summary, cells: Iterable[Cell]) -> list[Cell]:
-    chosen = list(cells)
-    return list(dict.fromkeys([*chosen, *(base for cell in chosen if (base := summary.base(cell)))]))
-
-
-def _small(batch: int) -> bool:
-    return batch <= SMALL_BATCH
-
-
-def _large(batch: int) -> bool:
-    return batch >= LARGE_BATCH
-
-
-def _batches(cells: Iterable[Cell]) -> str:
-    return ", ".join(str(batch) for batch in sorted({cell.batch for cell in cells}))
-
-
 def _effects(summary: Summary, groups: dict[str, list[Cell]]) -> dict[str, Effect]:
     """The median ratio of each group that has runs."""
     found = {label: pooled(_against(summary, cells)) for label, cells in groups.items()}
     return {label: effect for label, effect in found.items() if effect is not None}
 
 
-# ---------------------------------------------------------------------- the claims
+def _evidence(
+    summary: Summary, cells: Sequence[Cell], ours: str = NOTHING, verdict: Verdict = "inconclusive"
+) -> Evidence | None:
+    """From these cells and their optimizers alone; None if there are none."""
+    bases = [base for cell in cells if (base := summary.base(cell))]
+    return Evidence(ours, verdict, list(dict.fromkeys([*cells, *bases]))) if cells else None
 
 
-def speed(summary: Summary, optimizers: Sequence[str], methods: Sequence[str]) -> Evidence | None:
+def _batches(cells: Iterable[Cell]) -> str:
+    return ", ".join(str(batch) for batch in sorted({cell.batch for cell in cells}))
+
+
+def speed(summary: Summary, optimizers: Sequence[str], methods: Sequence[Method]) -> Evidence | None:
     """C1 and C2: norm 0.5 at small batches."""
-    groups = {
-        f"{OPTIMIZERS[optimizer]} {method}": _cells(
-            summary, method, optimizers=[optimizer], kinds=["norm"], sizes=[(0.5,)], batches=_small
-        )
-        for optimizer in optimizers
-        for method in methods
-    }
-    cells = _with_bases(summary, [cell for group in groups.values() for cell in group])
+    groups: dict[str, list[Cell]] = {}
+    for optimizer in optimizers:
+        for method in methods:
+            norms = _cells(summary, method, optimizers=[optimizer], kinds=["norm"], most=SMALL_BATCH)
+            half = [cell for cell in norms if cell.setting.name.sizes == (SMALL_RADIUS,)]
+            groups[f"{OPTIMIZERS[optimizer]} {method.label}"] = half
+    cells = [cell for group in groups.values() for cell in group]
     if not all(groups.values()) or any(summary.base(cell) is None for cell in cells):
         return None
     effects = _effects(summary, groups)
     if not effects:
-        return Evidence(NOTHING, "inconclusive", cells)
-    enough = len(effects) == len(groups)
-    told = "; ".join(f"{label} {effect}" for label, effect in effects.items())
+        return _evidence(summary, cells)
+    told = "; ".join(f"{label} {effect.as_ratio}" for label, effect in effects.items())
     ours = f"epochs against the optimizer alone, median over batch {_batches(cells)}: {told} (95 % intervals)"
+    if len(effects) < len(groups):
+        return _evidence(summary, cells, ours)
     values = list(effects.values())
-    rule = verdicts.clearly_speeds_up(values[0]) if len(groups) == 1 and enough else verdicts.speeds_up(values)
-    return Evidence(ours, rule if enough else "inconclusive", cells)
+    verdict = verdicts.clearly_speeds_up(values[0]) if len(groups) == 1 else verdicts.speeds_up(values)
+    return _evidence(summary, cells, ours, verdict)
 
 
 def rarely_slows(summary: Summary) -> Evidence | None:
     """C3."""
-    cells = _cells(summary, "U-Clip", batches=_small)
-    if not cells:
-        return None
-    seen = [each for each in _against(summary, cells) if not math.isnan(each.effect.ratio)]
+    cells = _cells(summary, FULL, most=SMALL_BATCH)
+    seen = [each for each in _against(summary, cells) if not math.isnan(each.effect.value)]
     if not seen:
-        return Evidence(NOTHING, "inconclusive", _with_bases(summary, cells))
-    slowed = [each for each in seen if each.effect.ratio > verdicts.SLOWED]
+        return _evidence(summary, cells)
+    slowed = [each for each in seen if each.effect.value > verdicts.SLOWED]
     sure = sum(each.effect.low > 1.0 for each in slowed)
     ours = f"ratio above 1.05 in {len(slowed)} of {len(seen)} cells with batch ≤ 100 (interval above 1 in {sure})"
-    return Evidence(ours, verdicts.rarely_slows(len(slowed), len(seen), _seeds(seen)), _with_bases(summary, cells))
+    return _evidence(summary, cells, ours, verdicts.rarely_slows(len(slowed), len(seen), _seeds(seen)))
 
 
 def harms_large(summary: Summary) -> Evidence | None:
     """C4."""
-    cells = _cells(summary, "U-Clip", batches=_large)
-    if not cells:
-        return None
+    cells = _cells(summary, FULL, least=LARGE_BATCH)
     all_seen = _against(summary, cells)
-    seen = [each for each in all_seen if not math.isnan(each.effect.ratio) or each.more_missed]
+    seen = [each for each in all_seen if not math.isnan(each.effect.value) or each.more_missed]
     if not seen:
-        return Evidence(NOTHING, "inconclusive", _with_bases(summary, cells))
-    slowed = [each for each in seen if each.effect.ratio > verdicts.SLOWED]
+        return _evidence(summary, cells)
+    slowed = [each for each in seen if each.effect.value > verdicts.SLOWED]
     unstable = [each for each in seen if each.more_missed > 0]
     harmed = len({id(each) for each in slowed + unstable})
     missed = [_share_missed([getattr(each, side) for each in all_seen]) for side in ("cell", "base")]
@@ -137,65 +121,62 @@ def harms_large(summary: Summary) -> Evidence | None:
         f"slower (ratio above 1.05) in {len(slowed)} of {len(seen)} cells with batch ≥ 500, missing the target with "
         f"more seeds in {len(unstable)}; seeds that missed it: U-Clip {missed[0]}, alone {missed[1]}"
     )
-    return Evidence(ours, verdicts.often_harms(harmed, len(seen), _seeds(seen)), _with_bases(summary, cells))
+    return _evidence(summary, cells, ours, verdicts.often_harms(harmed, len(seen), _seeds(seen)))
 
 
-def _share_missed(cells: Iterable[Cell]) -> str:
-    chosen = list(cells)
-    total = sum(len(cell.chosen) for cell in chosen)
-    return f"{100 * sum(cell.missed for cell in chosen) / total:.0f} %" if total else "none run"
+def _share_missed(cells: Sequence[Cell]) -> str:
+    total = sum(len(cell.chosen) for cell in cells)
+    return f"{100 * sum(cell.missed for cell in cells) / total:.0f} %"
 
 
 def _seeds(comparisons: Sequence[Comparison]) -> int:
-    return min((each.effect.seeds for each in comparisons), default=0)
+    return min(each.effect.seeds for each in comparisons)
 
 
 def small_radii(summary: Summary) -> Evidence | None:
     """C5."""
-    cells = _cells(summary, "U-Clip", kinds=["norm"], batches=_small)
+    cells = _cells(summary, FULL, kinds=["norm"], most=SMALL_BATCH)
     groups: dict[float, list[Cell]] = {}
     for cell in sorted(cells, key=lambda each: each.setting.name.sizes):
         groups.setdefault(cell.setting.name.sizes[0], []).append(cell)
-    if not any(radius <= SMALL_RADIUS for radius in groups) or not any(radius > SMALL_RADIUS for radius in groups):
+    if not groups or not min(groups) <= SMALL_RADIUS < max(groups):
         return None
     effects = _effects(summary, {f"{radius:g}": group for radius, group in groups.items()})
-    told = "; ".join(f"radius {radius}: {effect}" for radius, effect in effects.items())
+    told = "; ".join(f"radius {radius}: {effect.as_ratio}" for radius, effect in effects.items())
     ours = f"epochs against the optimizer alone, median over optimizers and batch {_batches(cells)}: {told}"
     small = [effect for radius, effect in effects.items() if float(radius) <= SMALL_RADIUS]
-    return Evidence(ours, verdicts.speeds_up(small), _with_bases(summary, cells))
+    return _evidence(summary, cells, ours, verdicts.speeds_up(small))
 
 
 def adaptive_sgd(summary: Summary) -> Evidence | None:
     """C6."""
-    clip, carried = (_cells(summary, method, optimizers=["sgd"], kinds=ADAPTIVE) for method in ("clip", "U-Clip"))
-    odd = [cell for cell in carried if cell.setting.name.kind == "Welford" and cell.setting.name.sizes == (2.0, 0.0)]
+    clip, carried = (_cells(summary, method, optimizers=["sgd"], kinds=ADAPTIVE) for method in (CLIP, FULL))
+    odd = [cell for cell in carried if cell.setting.name == RegionName("Welford", (2.0, 0.0))]
     rest = [cell for cell in carried if cell not in odd]
     if not (clip and rest and odd):
         return None
     gain = pooled(_against(summary, clip + carried))
-    plain = [(cell, summary.find("sgd", cell.setting.region, "clip", cell.batch)) for cell in rest]
+    plain = [(cell, summary.find("sgd", cell.setting.region, CLIP, cell.batch)) for cell in rest]
     carry = pooled([found for pair in plain if (found := compare(*pair))])
-    cells = _with_bases(summary, clip + carried)
     if gain is None or carry is None:
-        return Evidence(NOTHING, "inconclusive", cells)
+        return _evidence(summary, clip + carried)
     reached = sum(len(cell.chosen) - cell.missed for cell in odd)
     runs = sum(len(cell.chosen) for cell in odd)
     ours = (
-        f"median ratio to SGD alone {gain}; with carry to without {carry}; "
+        f"median ratio to SGD alone {gain.as_ratio}; with carry to without {carry.as_ratio}; "
         f"Welford (2, 0) with carry reached the target in {reached} of {runs} runs"
     )
-    return Evidence(ours, verdicts.adds_little(gain, carry, reached), cells)
+    return _evidence(summary, clip + carried, ours, verdicts.adds_little(gain, carry, reached))
 
 
 def adaptive(summary: Summary, optimizer: str) -> Evidence | None:
     """C7 and C8."""
-    cells = _cells(summary, "U-Clip", optimizers=[optimizer], kinds=ADAPTIVE)
-    if not cells:
-        return None
+    cells = _cells(summary, FULL, optimizers=[optimizer], kinds=ADAPTIVE)
     seen = _against(summary, cells)
     effect = pooled(seen)
     if effect is None:
-        return Evidence(NOTHING, "inconclusive", _with_bases(summary, cells))
+        return _evidence(summary, cells)
     faster = sum(each.effect.high < 1.0 for each in seen)
-    ours = f"median ratio to {OPTIMIZERS[optimizer]} alone {effect}; clearly faster in {faster} of {len(seen)} cells"
-    return Evidence(ours, verdicts.no_benefit(effect, faster, len(seen)), _with_bases(summary, cells))
+    told = f"median ratio to {OPTIMIZERS[optimizer]} alone {effect.as_ratio}"
+    ours = f"{told}; clearly faster in {faster} of {len(seen)} cells"
+    return _evidence(summary, cells, ours, verdicts.no_benefit(effect, faster, len(seen)))

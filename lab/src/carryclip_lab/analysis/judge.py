@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from carryclip_lab.analysis import accuracy, evidence
+from carryclip_lab.analysis import evidence
 from carryclip_lab.analysis.claims import Claim
 from carryclip_lab.analysis.evidence import Evidence
+from carryclip_lab.analysis.naming import CLIP, FULL
 from carryclip_lab.analysis.summary import Summary, runs_of
 
 
@@ -21,25 +22,14 @@ class Question:
 
 def judge(summary: Summary) -> list[Claim]:
     """One line per claim. Runs of the smoke tier, and other data than CIFAR-10, show their numbers but no verdict."""
-    if summary.task == "imagenet":
-        return accuracy.judged(summary)
-    if summary.subject is not None:
-        return []  # the paper has no such runs
     return [_claim(summary, name, question) for name, question in QUESTIONS.items()]
 
 
 def _claim(summary: Summary, name: str, question: Question) -> Claim:
     found = question.look(summary)
     done, planned = runs_of(found.cells) if found else (0, 0)
-    silent = Claim(
-        name,
-        question.statement,
-        question.paper,
-        "",
-        "not run at this size",
-        tier=summary.tier,
-        command=summary.command,
-    )
+    said = (name, question.statement, question.paper)
+    silent = Claim(*said, "", "not run at this size", tier=summary.tier, command=summary.command)
     if found is None:
         return silent
     if not done:
@@ -56,12 +46,12 @@ QUESTIONS: dict[str, Question] = {
     "C1": Question(
         "Norm radius 0.5, small batches: clipping and U-Clip speed up SGD and momentum",
         "an improvement with both (figure 5, no number given)",
-        lambda summary: evidence.speed(summary, ["sgd", "momentum"], ["clip", "U-Clip"]),
+        lambda summary: evidence.speed(summary, ["sgd", "momentum"], [CLIP, FULL]),
     ),
     "C2": Question(
         "Norm radius 0.5, small batches: U-Clip speeds up Adam clearly",
         "a significant improvement (figure 5, no number given)",
-        lambda summary: evidence.speed(summary, ["adam"], ["U-Clip"]),
+        lambda summary: evidence.speed(summary, ["adam"], [FULL]),
     ),
     "C3": Question(
         "U-Clip rarely slows the optimizer for batch ≤ 100", "rarely (text, no number given)", evidence.rarely_slows

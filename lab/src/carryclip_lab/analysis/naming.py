@@ -4,6 +4,7 @@ import functools
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal
 
+from carryclip.carry import Capped, CarryPolicy, Gated
 from carryclip.moments import EWMA
 from carryclip.regions import Adaptive, Component, Norm
 from carryclip_lab.spec import Spec, parse, policy_of
@@ -15,9 +16,8 @@ OPTIMIZERS = {
     "adam": "Adam",
     "adamw": "AdamW",
 }
-METHODS = ("none", "clip", "U-Clip", "U-Clip, Gated", "U-Clip, Capped(10)")
-"""The methods that come first, in this order."""
 _PEERS = "carryclip.experiments.peers:"
+"""Where the classes of others' remedies were when their runs' ids were made."""
 PEERS = {
     "Average": "clip of the average",
     "ErrorFeedback": "EF-SGD",
@@ -81,23 +81,66 @@ def region_name(text: str | None) -> RegionName:
     return RegionName("other", (), str(text))
 
 
-def method_name(spec: Spec) -> str:
-    """What is done to the gradients: ``"none"``, ``"clip"``, ``"U-Clip"``, ``"U-Clip, Gated"``, or your own method."""
-    if spec.method is not None:
-        known = PEERS.get(spec.method.removeprefix(_PEERS)) if spec.method.startswith(_PEERS) else None
-        carried = "" if spec.carry == "none" else f" + {_policy_name(spec.carry).removeprefix('U-Clip, ')}"
-        return (known or spec.method) + carried
-    return spec.label if spec.carry == "none" else _policy_name(spec.carry)
+@dataclass(frozen=True)
+class Method:
+    """What is done to the gradients. Methods are told apart by what a spec says of them; labels are for people.
+
+    Attributes:
+        carry: True, False or a policy, as the library takes it; None where nothing is clipped.
+        own: ``"module:function"`` of a method of your own or of somebody else's remedy.
+
+    >>> Method(Gated()).label, Method(True, "mine:clip").label
+    ('U-Clip, Gated', 'mine:clip + U-Clip')
+    """
+
+    carry: CarryPolicy | None
+    own: str | None = None
+
+    @functools.cached_property
+    def label(self) -> str:
+        """In a few words: ``"none"``, ``"clip"``, ``"U-Clip"``, ``"U-Clip, Gated"``, or the name of your own."""
+        if self.own is None:
+            return "none" if self.carry is None else _policy_name(self.carry)
+        name = PEERS.get(self.own.removeprefix(_PEERS), self.own)
+        return name if self.carry is False else f"{name} + {_policy_name(self.carry).removeprefix('U-Clip, ')}"
+
+    @property
+    def words(self) -> str:
+        """The same where it stands alone."""
+        return "no clipping" if self == NONE else self.label
+
+    @property
+    def is_uclip(self) -> bool:
+        """Whether it is clipping with a carry, and nobody else's method."""
+        return self.own is None and bool(self.carry)
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """For sorting: those of the paper first."""
+        return (METHODS.index(self) if self in METHODS else len(METHODS), self.label)
 
 
-@functools.cache
-def _policy_name(carry: str) -> str:
-    if carry == "full":
-        return "U-Clip"
-    policy: Any = policy_of(carry)
-    needed = [f"{getattr(policy, each.name):g}" for each in fields(policy) if each.default is MISSING]
-    given = needed + [part.strip() for part in _unusual(policy).split(",") if part]
-    return f"U-Clip, {type(policy).__name__}" + (f"({', '.join(given)})" if given else "")
+NONE, CLIP, FULL, GATED, CAPPED = METHODS = tuple(map(Method, (None, False, True, Gated(), Capped(10))))
+"""The methods that come first, in this order."""
+
+
+def peer(name: str, carry: CarryPolicy = False) -> Method:
+    """One of others' remedies, by the name of its class."""
+    return Method(carry, _PEERS + name)
+
+
+def method_of(spec: Spec) -> Method:
+    """What a spec does to the gradients."""
+    clips = spec.region is not None or spec.method is not None
+    return Method(policy_of(spec.carry) if clips else None, spec.method)
+
+
+def _policy_name(carry: Any) -> str:
+    if isinstance(carry, bool):
+        return "U-Clip" if carry else "clip"
+    needed = [f"{getattr(carry, each.name):g}" for each in fields(carry) if each.default is MISSING]
+    given = needed + [part.strip() for part in _unusual(carry).split(",") if part]
+    return f"U-Clip, {type(carry).__name__}" + (f"({', '.join(given)})" if given else "")
 
 
 def _unusual(thing: Any, skip: tuple[str, ...] = ()) -> str:
@@ -113,8 +156,3 @@ def region_order(text: str | None) -> tuple[Any, ...]:
     name = region_name(text)
     kinds = ("none", "norm", "component", "Welford", "EWMA", "other")
     return (kinds.index(name.kind), name.sizes[-1:] != (0.0,), name.sizes, name.note)
-
-
-def method_order(method: str) -> tuple[int, str]:
-    """For sorting methods: those of the paper first."""
-    return (METHODS.index(method) if method in METHODS else len(METHODS), method)

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from carryclip_lab.analysis.naming import (
+    NONE,
     OPTIMIZERS,
+    Method,
     RegionName,
-    method_name,
-    method_order,
+    method_of,
     region_name,
     region_order,
 )
@@ -35,7 +36,7 @@ class Setting:
 
     optimizer: str
     region: str | None
-    method: str
+    method: Method
 
     @property
     def name(self) -> RegionName:
@@ -172,13 +173,13 @@ class Summary:
     def _by_key(self) -> dict[tuple[Setting, int], Cell]:
         return {(cell.setting, cell.batch): cell for cell in self.cells}
 
-    def find(self, optimizer: str, region: str | None, method: str, batch: int) -> Cell | None:
+    def find(self, optimizer: str, region: str | None, method: Method, batch: int) -> Cell | None:
         """One cell, if the study has it."""
         return self._by_key.get((Setting(optimizer, region, method), batch))
 
     def base(self, cell: Cell) -> Cell | None:
         """The optimizer alone, at the cell's batch size."""
-        return self.find(cell.setting.optimizer, None, "none", cell.batch)
+        return self.find(cell.setting.optimizer, None, NONE, cell.batch)
 
     @cached_property
     def optimizers(self) -> list[str]:
@@ -192,9 +193,9 @@ class Summary:
         return sorted({cell.batch for cell in self.cells})
 
     @cached_property
-    def methods(self) -> list[str]:
+    def methods(self) -> list[Method]:
         """All methods, those of the paper first."""
-        return sorted({cell.setting.method for cell in self.cells}, key=method_order)
+        return sorted({cell.setting.method for cell in self.cells}, key=lambda method: method.order)
 
     @cached_property
     def regions(self) -> list[str]:
@@ -253,7 +254,7 @@ def summarise(
     groups: dict[tuple[str, int | None, float, tuple[Any, ...]], dict[tuple[Setting, int], list[Record]]] = {}
     for record in records:
         spec = record.spec
-        setting = Setting(spec.optimizer, spec.region, method_name(spec))
+        setting = Setting(spec.optimizer, spec.region, method_of(spec))
         settings = tuple(pair for pair in spec.settings if pair[0] != "steps")
         data = groups.setdefault((spec.task, spec.examples, spec.goal, settings), {})
         data.setdefault((setting, spec.batch), []).append(record)

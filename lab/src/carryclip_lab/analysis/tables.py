@@ -1,61 +1,93 @@
-"""The tables of trials: one for each, and one of all of them."""
+"""Tables of results: epochs to the target, one for each trial, and those of all trials together."""
 
-import math
 import statistics
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from carryclip_lab.analysis import naming
 from carryclip_lab.analysis.answers import BETTER, BIAS, GATE_BETTER, KEEPS_UP, THAN_NONE, answers, helps
-from carryclip_lab.analysis.subjects import Kind, last
-from carryclip_lab.analysis.summary import Summary, runs_of
-from carryclip_lab.analysis.worth import FULL, GATED, PLAIN, Block, Row, blocks, stills
+from carryclip_lab.analysis.compare import Effect
+from carryclip_lab.analysis.naming import CAPPED, CLIP, FULL, GATED, NONE, OPTIMIZERS, Method
+from carryclip_lab.analysis.subjects import last
+from carryclip_lab.analysis.summary import Cell, Setting, Summary, runs_of
+from carryclip_lab.analysis.worth import Block, Row, blocks, row_name, stills
 
-ASKED = (BIAS, BETTER, GATE_BETTER, THAN_NONE, KEEPS_UP)
-POLICIES = ("no clipping", FULL, GATED, "U-Clip, Capped(10)")
-"""The columns of the table of all trials."""
-PEERS = ("clip, batch × 4", *naming.PEERS.values(), "ZClip + U-Clip")
-"""The columns of a second one, of others' remedies."""
-KINDS: dict[Kind, str] = {"signal": "signal", "ordinary": "ordinary", "corruption": "corruption"}
-"""What large gradients are, in the order of that table."""
-_FIRST = ("large gradients are", "trial", "clipping")
+MOST = 40
+"""Lines beyond which a table of epochs helps nobody."""
 MARKS = {"yes": "▲", "it hurts": "▼", "no difference": "=", "inconclusive": "·"}
 """Better than plain clipping, worse, the same, not known."""
 
 
-def heads(summary: Summary) -> list[str]:
-    """Names of the columns of a trial's table."""
-    subject = summary.subject
-    assert subject is not None
-    if subject.kind == "frozen":
-        return ["radius / mean gradient", "method", "bias along the mean gradient (%)"]
-    bias = ["bias"] if subject.bias else []
-    also = [words for _, words in subject.also]
-    return ["clipping", "method", "best lr", subject.words, "better than plain clipping by", *bias, *also]
+class Table(NamedTuple):
+    """Names of columns, lines of words, and what to say below."""
+
+    heads: list[str]
+    lines: list[list[str]]
+    note: str = ""
 
 
-def words(summary: Summary) -> list[list[str]]:
-    """A trial's table: methods at their best learning rates, mean and range over seeds."""
+# ---------------------------------------------------------------------- epochs to the target
+
+
+def of_epochs(summary: Summary) -> Table:
+    """A line for every setting, a column for every batch size."""
+    lines = []
+    for setting in _settings(summary):
+        cells = [summary.find(setting.optimizer, setting.region, setting.method, batch) for batch in summary.batches]
+        clipping = setting.method.label if setting.region is None else f"{setting.method.label}, {setting.name.label}"
+        optimizer = OPTIMIZERS.get(setting.optimizer, setting.optimizer)
+        lines.append([optimizer, clipping, *map(_epochs, cells)])
+    heads = ["optimizer", "clipping", *(f"batch {batch:,}" for batch in summary.batches)]
+    note = "epochs at the best learning rate: median (range) over seeds, or k of n: only so many reached the target"
+    return Table(heads, lines, note)
+
+
+def _settings(summary: Summary) -> list[Setting]:
+    """In the study's order, the optimizer alone first; only the main region if there are many."""
+    found = list(dict.fromkeys(cell.setting for cell in summary.cells))
+    if len(found) > MOST:
+        found = [setting for setting in found if setting.region in (None, summary.main_region)]
+    return sorted(found, key=lambda setting: summary.optimizers.index(setting.optimizer))
+
+
+def _epochs(cell: Cell | None) -> str:
+    if cell is None:
+        return ""
+    if not cell.chosen:
+        return "not yet"
+    if cell.missed:
+        return f"{len(cell.chosen) - cell.missed} of {len(cell.chosen)} reached"
+    low, high = min(cell.chosen.values()), max(cell.chosen.values())
+    return f"{cell.median:g} ({low:g}-{high:g})" if low < high else f"{cell.median:g}"
+
+
+# ---------------------------------------------------------------------- one trial
+
+
+def of_trial(summary: Summary) -> Table:
+    """Methods at their best learning rates, mean and range over seeds; their bias where nothing is learnt."""
     subject = summary.subject
-    assert subject is not None
+    if subject is None:
+        return Table([], [])
     if subject.kind == "frozen":
-        return [
-            [f"{still.radius:g}", still.method, _percent(still.share.mean, still.share.low, still.share.high)]
-            for still in stills(summary)
-        ]
-    table = []
-    for block in blocks(summary):
-        for row in block.rows:
-            over = block.over(row.name) if row.name != PLAIN else None
-            line = [
-                block.label,
-                row.name,
-                "" if row.cell.lr is None else f"{row.cell.lr:g}",
-                _metric(summary, row),
-                "" if over is None else str(over),
-            ]
-            bias = [str(row.bias or "")] if subject.bias else []
-            table.append([*line, *bias, *(_also(summary, row, name) for name, _ in subject.also)])
-    return table
+        heads = ["radius / mean gradient", "method", "bias along the mean gradient (%)"]
+        return Table(heads, [[f"{each.radius:g}", each.method.label, _percent(each.share)] for each in stills(summary)])
+    heads = ["clipping", "method", "best lr", subject.words, "better than plain clipping by"]
+    heads += (["bias"] if subject.bias else []) + [words for _, words in subject.also]
+    return Table(heads, [_words(summary, block, row) for block in blocks(summary) for row in block.rows])
+
+
+def _percent(share: Effect) -> str:
+    return f"{100 * share.value:+.1f} [{100 * share.low:+.1f}, {100 * share.high:+.1f}]"
+
+
+def _words(summary: Summary, block: Block, row: Row) -> list[str]:
+    gain = None if row.is_plain else block.over(row.method, times=row.times)
+    rate = "" if row.cell.lr is None else f"{row.cell.lr:g}"
+    line = [block.label, row.name, rate, _metric(row), "" if gain is None else gain.as_gain]
+    if block.subject.bias:
+        line.append(str(row.bias or ""))
+    return line + [_also(summary, row, name) for name, _ in block.subject.also]
 
 
 def _also(summary: Summary, row: Row, name: str) -> str:
@@ -65,68 +97,70 @@ def _also(summary: Summary, row: Row, name: str) -> str:
     return f"{statistics.fmean(seen):.3g}" if seen else ""
 
 
-def _percent(mean: float, low: float, high: float) -> str:
-    return f"{100 * mean:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
-
-
-def _metric(summary: Summary, row: Row) -> str:
+def _metric(row: Row) -> str:
     """Mean and range over seeds; how many came to nothing."""
-    assert summary.subject is not None
-    seen = [summary.subject.shown(score) for score in row.scores.values() if math.isfinite(score)]
-    lost = len(row.scores) - len(seen)
-    if not seen:
-        return "came to nothing" if lost else "not yet"
-    told = f"{statistics.fmean(seen):.4g} ({min(seen):.4g}-{max(seen):.4g})"
-    return told + (f", {lost} came to nothing" if lost else "")
+    if not row.seen:
+        return "came to nothing" if row.lost else "not yet"
+    told = f"{statistics.fmean(row.seen):.4g} ({min(row.seen):.4g}-{max(row.seen):.4g})"
+    return told + (f", {row.lost} came to nothing" if row.lost else "")
+
+
+# ---------------------------------------------------------------------- all trials together
+
+Column = tuple[Method, float]
+"""A method, and its batch size in those of the others."""
+POLICIES: list[Column] = [(NONE, 1.0), (FULL, 1.0), (GATED, 1.0), (CAPPED, 1.0)]
+PEERS: list[Column] = [
+    (CLIP, 4.0),
+    *((naming.peer(name), 1.0) for name in naming.PEERS),
+    (naming.peer("ZScore", carry=True), 1.0),
+]
+ASKED = (BIAS, BETTER, GATE_BETTER, THAN_NONE, KEEPS_UP)
+KINDS = ("signal", "ordinary", "corruption")
+"""What large gradients are, in the order of these tables."""
+_FIRST = ("large gradients are", "trial", "clipping")
+HEADS: dict[str, list[str]] = {
+    "policies": [*_FIRST, "judged by", CLIP.label, *(row_name(*column) for column in POLICIES)],
+    "peers": [*_FIRST, "judged by", CLIP.label, *(row_name(*column) for column in PEERS)],
+    "answers": [*_FIRST, *ASKED],
+}
+"""Names of their columns."""
 
 
 def parts(summary: Summary) -> dict[str, list[list[str]]]:
     """A trial's part of each table of all trials, a line for each region."""
-    if summary.subject is None or summary.subject.kind == "frozen":
-        return {}
     found = [block for block in blocks(summary) if any(row.scores for row in block.rows)]
+    if not found:
+        return {}
     return {
-        "policies": [_line(summary, block, POLICIES) for block in found],
-        "peers": [line for block in found if any((line := _line(summary, block, PEERS))[5:])],
+        "policies": [_line(block, POLICIES) for block in found],
+        "peers": [line for block in found if any((line := _line(block, PEERS))[5:])],
         "answers": _verdicts(summary),
     }
 
 
 def together(name: str, given: Iterable[dict[str, list[list[str]]]]) -> list[list[str]]:
     """One of these tables with all trials in it: signal first, corruption last."""
-    order = list(KINDS.values())
-    return sorted((line for part in given for line in part.get(name, [])), key=lambda line: order.index(line[0]))
+    return sorted((line for part in given for line in part.get(name, [])), key=lambda line: KINDS.index(line[0]))
 
 
-HEADS: dict[str, list[str]] = {
-    "policies": [*_FIRST, "judged by", PLAIN, *POLICIES],
-    "peers": [*_FIRST, "judged by", PLAIN, *PEERS],
-    "answers": [*_FIRST, *ASKED],
-}
-"""Names of their columns."""
-
-
-def _line(summary: Summary, block: Block, names: Sequence[str]) -> list[str]:
-    subject = summary.subject
-    assert subject is not None
-    plain = block.find(PLAIN)
+def _line(block: Block, columns: Sequence[Column]) -> list[str]:
+    subject, plain = block.subject, block.find(CLIP)
     cells = []
-    for name in names:
-        gain = block.over(name)
-        cells.append("" if gain is None else f"{MARKS.get(helps(gain, subject.little), '·')} {gain}")
-    seen = _metric(summary, plain) if plain else ""
+    for method, times in columns:
+        gain = block.over(method, times=times)
+        cells.append("" if gain is None else f"{MARKS.get(helps(gain, subject.little), '·')} {gain.as_gain}")
     done, planned = runs_of(row.cell for row in block.rows)
     title = subject.title + ("" if done == planned else " (partial)")
-    return [KINDS[subject.kind], title, block.label, subject.words, seen, *cells]
+    return [subject.kind, title, block.label, subject.words, _metric(plain) if plain else "", *cells]
 
 
 def _verdicts(summary: Summary) -> list[list[str]]:
-    found: dict[str, dict[str, str]] = {}
+    subject, found = summary.subject, dict[str, dict[str, str]]()
     for answer in answers(summary):
         found.setdefault(answer.region, {})[answer.question] = answer.verdict or ""
-    subject = summary.subject
     return [
-        [KINDS[subject.kind], subject.title, region, *(said.get(question, "") for question in ASKED)]
+        [subject.kind, subject.title, region, *(said.get(question, "") for question in ASKED)]
         for region, said in found.items()
         if subject is not None
     ]

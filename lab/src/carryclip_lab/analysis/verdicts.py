@@ -30,7 +30,7 @@ def speeds_up(effects: Sequence[Effect]) -> Verdict:
     Holds if all intervals lie below 1, in part if some do; contradicted if none does and one lies above. Otherwise the
     intervals cross 1: inconclusive.
     """
-    if _too_few(effects):
+    if too_few(effects):
         return "inconclusive"
     faster = [effect.high < 1.0 for effect in effects]
     if all(faster):
@@ -43,7 +43,7 @@ def speeds_up(effects: Sequence[Effect]) -> Verdict:
 def clearly_speeds_up(effect: Effect) -> Verdict:
     """C2: the interval lies below 1 and a fifth of the epochs is saved; in part if less is saved."""
     verdict = speeds_up([effect])
-    return "holds in part" if verdict == "holds" and effect.ratio > CLEARLY else verdict
+    return "holds in part" if verdict == "holds" and effect.value > CLEARLY else verdict
 
 
 def rarely_slows(slowed: int, cells: int, seeds: int) -> Verdict:
@@ -72,7 +72,7 @@ def adds_little(gain: Effect, carry: Effect, reached: int) -> Verdict:
 
     Holds if all three parts do, in part if some do; contradicted if none does and one is shown to be wrong.
     """
-    if _too_few([gain, carry]):
+    if too_few([gain, carry]):
         return "inconclusive"
     true = (gain.low > LITTLE, carry.high < 1.0, reached == 0)
     false = (gain.high < LITTLE, carry.low > 1.0, reached > 0)
@@ -89,7 +89,7 @@ def no_benefit(effect: Effect, faster: int, cells: int) -> Verdict:
     Holds if the whole interval says so, in part if it does but more than a quarter of the cells are faster with
     intervals of their own below 1; contradicted if the whole interval says that more is saved.
     """
-    if _too_few([effect]) or effect.low <= LITTLE <= effect.high:
+    if too_few([effect]) or effect.low <= LITTLE <= effect.high:
         return "inconclusive"
     if effect.high < LITTLE:
         return "contradicted"
@@ -108,5 +108,6 @@ def same_table(rows: Sequence[tuple[float, float, float]], expected: int) -> Ver
     return "holds" if agree == expected else "holds in part" if agree >= 3 * expected / 4 else "contradicted"
 
 
-def _too_few(effects: Sequence[Effect]) -> bool:
+def too_few(effects: Sequence[Effect]) -> bool:
+    """Whether fewer seeds stand behind one of them than are judged."""
     return not effects or min(effect.seeds for effect in effects) < SEEDS

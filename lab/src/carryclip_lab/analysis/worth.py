@@ -11,32 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from carryclip_lab.analysis.compare import LEVEL, interval
-from carryclip_lab.analysis.naming import method_order, region_name
+from carryclip_lab.analysis.compare import LEVEL, Effect, interval
+from carryclip_lab.analysis.naming import CLIP, Method, region_name
 from carryclip_lab.analysis.subjects import Subject, last
 from carryclip_lab.analysis.summary import Cell, Summary
 
 DRAWS = 2000
-PLAIN, FULL, GATED = "clip", "U-Clip", "U-Clip, Gated"
-
-
-@dataclass(frozen=True)
-class Effect:
-    """How much better, with its interval; infinite where one of the two came to nothing."""
-
-    mean: float
-    low: float
-    high: float
-    seeds: int
-
-    def __str__(self) -> str:
-        if math.isnan(self.mean):
-            return "both came to nothing"
-        if math.isinf(self.mean):
-            return "came to nothing" if self.mean < 0 else "the other came to nothing"
-        if self.seeds < 2:
-            return f"{self.mean:+.3g}"
-        return f"{self.mean:+.3g} [{self.low:+.3g}, {self.high:+.3g}]"
 
 
 @dataclass(frozen=True)
@@ -53,18 +33,48 @@ class Bias:
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One method in one region."""
+    """One method in one region, at its best learning rate."""
 
     cell: Cell
-    name: str
-    scores: Mapping[int, float]
-    """By seed, at the best learning rate; less is better."""
+    subject: Subject
+    times: float
+    """Its batch size in those of the smallest: a larger batch is a method of its own."""
     bias: Bias | None
 
     @property
-    def method(self) -> str:
+    def method(self) -> Method:
         """As the cell's setting has it."""
         return self.cell.setting.method
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        return row_name(self.method, self.times)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is what the others are compared with: plain clipping."""
+        return self.method == CLIP and self.times == 1.0
+
+    @property
+    def scores(self) -> Mapping[int, float]:
+        """By seed; less is better."""
+        return self.cell.chosen
+
+    @property
+    def seen(self) -> list[float]:
+        """The metric of every seed that did not come to nothing."""
+        return [self.subject.shown(score) for score in self.scores.values() if math.isfinite(score)]
+
+    @property
+    def lost(self) -> int:
+        """How many seeds came to nothing."""
+        return len(self.scores) - len(self.seen)
+
+
+def row_name(method: Method, times: float = 1.0) -> str:
+    """A method and, if it is larger than the others', its batch."""
+    return method.words + (f", batch × {times:g}" if times > 1 else "")
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +82,7 @@ class Block:
     """All methods in one region, and those that have none: the optimizer alone, radii of their own."""
 
     region: str
+    subject: Subject
     rows: Sequence[Row]
 
     @property
@@ -79,36 +90,35 @@ class Block:
         """The region in words."""
         return region_name(self.region).label
 
-    def find(self, name: str) -> Row | None:
-        """A row by its name."""
-        return next((row for row in self.rows if row.name == name and row.scores), None)
+    def find(self, method: Method, times: float = 1.0) -> Row | None:
+        """A row that has runs."""
+        found = (row for row in self.rows if (row.method, row.times) == (method, times) and row.scores)
+        return next(found, None)
 
-    def over(self, name: str, other: str = PLAIN) -> Effect | None:
+    def over(self, method: Method, other: Method = CLIP, times: float = 1.0) -> Effect | None:
         """How much better one method is than another; None if one is not there yet."""
-        ours, theirs = self.find(name), self.find(other)
+        ours, theirs = self.find(method, times), self.find(other)
         return None if ours is None or theirs is None else effect(ours.scores, theirs.scores)
 
 
 def blocks(summary: Summary) -> list[Block]:
-    """One for each region of a trial."""
+    """One for each region of a trial; none where weights stay where they are."""
+    subject = summary.subject
+    if subject is None or subject.kind == "frozen":
+        return []
     found = []
     for region in summary.regions:
         cells = [cell for cell in summary.cells if cell.setting.region in (None, region)]
-        rows = [_row(summary, cell, min(summary.batches)) for cell in cells]
-        found.append(Block(region, sorted(rows, key=lambda row: (method_order(row.method), row.name))))
+        least = min(summary.batches)
+        rows = [Row(cell, subject, cell.batch / least, _bias(summary, cell, subject)) for cell in cells]
+        found.append(Block(region, subject, sorted(rows, key=lambda row: (row.method.order, row.name))))
     return found
-
-
-def _row(summary: Summary, cell: Cell, batch: int) -> Row:
-    larger = f", batch × {cell.batch / batch:g}" if cell.batch > batch else ""
-    name = (cell.setting.method if cell.setting.method != "none" else "no clipping") + larger
-    return Row(cell, name, cell.chosen, _bias(summary, cell))
 
 
 def effect(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Effect | None:
     """How much smaller our scores are, seed by seed.
 
-    >>> str(effect({0: 1.0, 1: 2.0, 2: 3.0}, {0: 2.0, 1: 3.1, 2: 3.9}))
+    >>> effect({0: 1.0, 1: 2.0, 2: 3.0}, {0: 2.0, 1: 3.1, 2: 3.9}).as_gain
     '+1 [+0.752, +1.25]'
     """
     seeds = sorted(ours.keys() & theirs.keys())
@@ -128,9 +138,8 @@ def effect(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Effect | N
     return Effect(mean, mean - half, mean + half, len(seeds))
 
 
-def _bias(summary: Summary, cell: Cell) -> Bias | None:
-    subject: Subject | None = summary.subject
-    if subject is None or subject.bias is None or cell.lr is None:
+def _bias(summary: Summary, cell: Cell, subject: Subject) -> Bias | None:
+    if subject.bias is None or cell.lr is None:
         return None
     ends = [last(summary.epochs(record.spec.id), subject.bias) for record in cell.runs[cell.lr].values()]
     known = [np.atleast_1d(np.asarray(end, dtype=float)) - subject.unbiased for end in ends if end is not None]
@@ -153,8 +162,7 @@ def bias(errors: np.ndarray) -> Bias:
 class Still:
     """A method's bias at weights that do not move: as a share of the mean gradient, with its interval over seeds."""
 
-    method: str
-    region: str
+    method: Method
     radius: float
     """In lengths of the mean gradient."""
     share: Effect
@@ -162,6 +170,8 @@ class Still:
 
 def stills(summary: Summary) -> list[Still]:
     """Where weights stay where they are: the bias of every method in every region, the smallest radius first."""
+    if summary.subject is None or summary.subject.kind != "frozen":
+        return []
     found = []
     for cell in summary.cells:
         if cell.setting.region is None or not cell.setting.name.sizes:
@@ -174,5 +184,5 @@ def stills(summary: Summary) -> list[Still]:
                 shares[record.spec.seed] = -statistics.fmean(seen) / length  # less than nothing is what is missing
         share = effect(shares, dict.fromkeys(shares, 0.0))
         if share is not None:
-            found.append(Still(cell.setting.method, cell.setting.region, cell.setting.name.sizes[0] / length, share))
-    return sorted(found, key=lambda still: (still.radius, method_order(still.method)))
+            found.append(Still(cell.setting.method, cell.setting.name.sizes[0] / length, share))
+    return sorted(found, key=lambda still: (still.radius, still.method.order))

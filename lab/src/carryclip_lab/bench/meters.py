@@ -33,7 +33,7 @@ def quartiles(samples: list[float]) -> Times:
     return Times(middle, low, high)
 
 
-def by_turns(steps: dict[str, Step], repeats: int, before: Step, tick: Step, loops: int = 1) -> dict[str, list[float]]:
+def by_turns(steps: dict[str, Step], repeats: int, before: Step = int, loops: int = 1) -> dict[str, Times]:
     """Time each step once per round, so that a slow moment of the machine meets all of them.
 
     ``before`` restores the gradients and is not timed; with several ``loops`` it runs once for all of them.
@@ -49,10 +49,9 @@ def by_turns(steps: dict[str, Step], repeats: int, before: Step, tick: Step, loo
                 for _ in range(loops):
                     step()
                 times[name].append((time.perf_counter() - start) / loops)
-                tick()
     finally:
         gc.enable()
-    return times
+    return {name: quartiles(samples) for name, samples in times.items()}
 
 
 def loops_for(step: Step, least: float = 2e-3) -> int:
@@ -65,27 +64,25 @@ def loops_for(step: Step, least: float = 2e-3) -> int:
 
 def peak(step: Step) -> int:
     """Most bytes that a step has allocated at a time, by what the allocator reports."""
+    inner: Any = _profiled(step, memory=True).profiler
     running = most = 0
-    for event in _events(step):
+    for event in sorted(inner.kineto_results.events(), key=lambda event: event.start_ns()):
         if event.name() == "[memory]":
             running += event.nbytes()
             most = max(most, running)
     return most
 
 
-def _events(step: Step) -> list[Any]:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+def _profiled(step: Step, *, memory: bool = False) -> torch.profiler.profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=memory) as profiler:
         step()
-    inner: Any = profiler.profiler
-    return sorted(inner.kineto_results.events(), key=lambda event: event.start_ns())
+    return profiler
 
 
 def kernels(step: Step) -> int:
     """Operations a step dispatches: on a device a launch each, or a few for a list; a compiled function counts once."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        step()
     count = 0
-    for event in profiler.events() or []:
+    for event in _profiled(step).events() or []:
         if event.cpu_parent is not None and not _is_wrapper(event.cpu_parent):
             continue
         name = event.name.removeprefix("aten::")

@@ -1,7 +1,7 @@
 """The results as tables, as JSON and as a figure."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,55 +14,40 @@ from carryclip_lab.commands.output import save_figure
 Record = dict[str, Any]
 
 
+COLUMNS: dict[str, Callable[[Record], str]] = {
+    "ms": lambda row: _shown(row["milliseconds"], ".3g"),
+    "±": lambda row: f"{(row['high'] - row['low']) / 2 / row['milliseconds']:.0%}",
+    "× base": lambda row: _shown(row["ratio"], ".2f" if (row["ratio"] or 1.0) > 0.1 else ".4f"),
+    "× floor": lambda row: _shown(row["floor"], ".2f"),
+    "peak MB": lambda row: _shown(row["peak_bytes"], ".2f", 1e-6),
+    "B/param": lambda row: _shown(row["held_per_parameter"], ".2f"),
+    "kernels": lambda row: _shown(row["kernels"], ".0f"),
+    "models moved": lambda row: _shown(row["bytes_moved"], ".1f"),
+}
+"""Of all tables; one that has nothing to say is left out."""
+
+
+def _shown(value: float | None, form: str, factor: float = 1.0) -> str:
+    return "" if value is None else format(value * factor, form)
+
+
 def tables(results: dict[str, Any]) -> Iterable[Table]:
     """One table for each contest."""
-    rows: list[Record] = results["rows"]
-    for part, model in dict.fromkeys((row["part"], row["model"]) for row in rows):
-        mine = [row for row in rows if (row["part"], row["model"]) == (part, model)]
+    contests: dict[tuple[str, str], list[Record]] = {}
+    for row in results["rows"]:
+        contests.setdefault((row["part"], row["model"]), []).append(row)
+    for (part, model), rows in contests.items():
         unit = "runs side by side" if part == "theory" else "parameters"
-        title = f"{part}: {model} ({mine[0]['parameters']:,} {unit})"
+        title = f"{part}: {model} ({rows[0]['parameters']:,} {unit})"
         table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+        columns = {name: [shown(row) for row in rows] for name, shown in COLUMNS.items()}
+        columns = {name: words for name, words in columns.items() if any(words)}
         table.add_column("", no_wrap=True)
-        for column in columns(mine):
-            table.add_column(column, justify="right", no_wrap=True)
-        for row in mine:
-            table.add_row(row["name"], *cells(row, columns(mine)))
+        for name in columns:
+            table.add_column(name, justify="right", no_wrap=True)
+        for place, row in enumerate(rows):
+            table.add_row(row["name"], *(words[place] for words in columns.values()))
         yield table
-
-
-def columns(rows: list[Record]) -> list[str]:
-    """What there is to say of these rows."""
-    fields = {
-        "ms": "milliseconds",
-        "±": "low",
-        "× base": "ratio",
-        "× floor": "floor",
-        "peak MB": "peak_bytes",
-        "B/param": "held_per_parameter",
-        "kernels": "kernels",
-        "models moved": "bytes_moved",
-    }
-    return [title for title, field in fields.items() if any(row.get(field) is not None for row in rows)]
-
-
-def cells(row: Record, titles: list[str]) -> list[str]:
-    """One row in words."""
-
-    def shown(field: str, form: str, factor: float = 1.0) -> str:
-        value = row.get(field)
-        return "" if value is None else format(value * factor, form)
-
-    words = {
-        "ms": shown("milliseconds", ".3g"),
-        "±": f"{(row['high'] - row['low']) / 2 / row['milliseconds']:.0%}",
-        "× base": shown("ratio", ".2f" if (row.get("ratio") or 1.0) > 0.1 else ".4f"),
-        "× floor": shown("floor", ".2f"),
-        "peak MB": shown("peak_bytes", ".2f", 1e-6),
-        "B/param": shown("held_per_parameter", ".2f"),
-        "kernels": shown("kernels", ".0f"),
-        "models moved": shown("bytes_moved", ".1f"),
-    }
-    return [words[title] for title in titles]
 
 
 def show(results: dict[str, Any], console: Console) -> None:
@@ -94,47 +79,45 @@ def draw(results: dict[str, Any], folder: Path) -> list[Path]:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    rows: list[Record] = results["rows"]
-    clipping = [row for row in rows if row["part"] == "clipping"]
+    by_part: dict[str, list[Record]] = {}
+    for row in results["rows"]:
+        by_part.setdefault(row["part"], []).append(row)
+    clipping, growth = by_part.get("clipping", []), by_part.get("scaling", [])
     if not clipping:
         return []
     largest = max(clipping, key=lambda row: row["parameters"])["model"]
     bars = [row for row in clipping if row["model"] == largest and "metrics" not in row["name"]]
-    bars.sort(key=lambda row: row["ratio"])
-    growth = [row for row in rows if row["part"] == "scaling"]
-    figure, axes = plt.subplots(
-        1,
-        2 if growth else 1,
-        figsize=(13 if growth else 7, 0.27 * len(bars) + 1.6),
-        layout="constrained",
-        squeeze=False,
-    )
-    left = axes[0, 0]
-    left.barh([row["name"] for row in bars], [row["ratio"] for row in bars], color=[_colour(r["name"]) for r in bars])
-    left.axvline(1.0, color="black", linewidth=1)
-    longest = 4.0
-    for place, row in enumerate(bars):
-        beyond = row["ratio"] > longest
-        where, side, colour = (longest * 1.07, "right", "white") if beyond else (row["ratio"] + 0.03, "left", "black")
-        left.text(where, place, f"{row['ratio']:.2f}", va="center", ha=side, color=colour, fontsize=8)
-    left.set(xlim=(0, longest * 1.08), xlabel="time per step / clip_grad_norm_", title=f"{largest}: cost of clipping")
-    left.tick_params(axis="y", labelsize=8)
+    size = (13 if growth else 7, 0.27 * len(bars) + 1.6)
+    figure, axes = plt.subplots(1, 2 if growth else 1, figsize=size, layout="constrained", squeeze=False)
+    _bars(axes[0, 0], sorted(bars, key=lambda row: row["ratio"]))
+    axes[0, 0].set_title(f"{largest}: cost of clipping")
     if growth:
-        right = axes[0, 1]
-        for name in dict.fromkeys(row["name"] for row in growth):
-            mine = [row for row in growth if row["name"] == name]
-            right.plot(
-                [row["parameters"] for row in mine],
-                [row["milliseconds"] for row in mine],
-                marker="o",
-                markersize=4,
-                color={"Component": "C3", "Norm": "C0"}.get(name.split()[-1], "black"),
-                linestyle="--" if "eager" in name else "-",
-                label=name,
-            )
-        right.set(xscale="log", yscale="log", xlabel="parameters", ylabel="ms per step", title="How it grows")
-        right.legend(frameon=False, fontsize=8)
+        _growth(axes[0, 1], growth)
     return save_figure(figure, folder, "bench")
+
+
+def _bars(axes: Any, rows: list[Record], longest: float = 4.0) -> None:
+    """Ratios, in numbers too; a bar that would be longer than the rest leaves the picture."""
+    names = [row["name"] for row in rows]
+    axes.barh(names, [row["ratio"] for row in rows], color=[_colour(name) for name in names])
+    axes.axvline(1.0, color="black", linewidth=1)
+    for place, row in enumerate(rows):
+        where, side, colour = row["ratio"] + 0.03, "left", "black"
+        if row["ratio"] > longest:
+            where, side, colour = longest * 1.07, "right", "white"
+        axes.text(where, place, f"{row['ratio']:.2f}", va="center", ha=side, color=colour, fontsize=8)
+    axes.set(xlim=(0, longest * 1.08), xlabel="time per step / clip_grad_norm_")
+    axes.tick_params(axis="y", labelsize=8)
+
+
+def _growth(axes: Any, rows: list[Record]) -> None:
+    for name in dict.fromkeys(row["name"] for row in rows):
+        mine = [row for row in rows if row["name"] == name]
+        color = {"Component": "C3", "Norm": "C0"}.get(name.split()[-1], "black")
+        line = {"marker": "o", "markersize": 4, "color": color, "linestyle": "--" if "eager" in name else "-"}
+        axes.plot([row["parameters"] for row in mine], [row["milliseconds"] for row in mine], label=name, **line)
+    axes.set(xscale="log", yscale="log", xlabel="parameters", ylabel="ms per step", title="How it grows")
+    axes.legend(frameon=False, fontsize=8)
 
 
 def _colour(name: str) -> str:

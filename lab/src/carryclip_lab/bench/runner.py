@@ -1,11 +1,13 @@
 """Runs the contests and collects one flat list of results."""
 
 import gc
+import importlib.metadata
+import math
 import os
 import platform
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -47,12 +49,21 @@ class Row:
     """In model sizes, by XLA's own count."""
 
 
-Say = Callable[[str], None]
+@dataclass(frozen=True)
+class Options:
+    """What to run: on which models, how many rounds, with compiled steps or not, and whom to tell how far it is."""
+
+    models: list[str]
+    repeats: int
+    compile: bool = False
+    whole: bool = True
+    """Whether to draw the theory's figures too."""
+    say: Callable[[str], None] = lambda text: None
 
 
-def setting(command: str) -> dict[str, Any]:
-    """Where and with what the figures were made."""
-    return {
+def as_json(rows: Iterable[Row], command: str) -> dict[str, Any]:
+    """Everything, to be read by machines and drawn again later: the rows, where and with what they were made."""
+    where = {
         "command": command,
         "carryclip": __version__,
         "torch": torch.__version__,
@@ -63,11 +74,10 @@ def setting(command: str) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
     }
+    return {"setting": where, "rows": [asdict(row) for row in rows]}
 
 
 def _version(package: str) -> str | None:
-    import importlib.metadata
-
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -105,13 +115,13 @@ class Arena:
         return make(params)
 
 
-def contest(part: str, model: str, shapes: list[Shape], makers: dict[str, Make], repeats: int, say: Say) -> list[Row]:
+def contest(part: str, model: str, shapes: list[Shape], makers: dict[str, Make], options: Options) -> list[Row]:
     """Time all of ``makers`` by turns on one model; then memory and kernels, one by one."""
     arena = Arena(shapes)
     entries: dict[str, Entry] = {}
     first: dict[str, float] = {}
     for name, make in makers.items():
-        say(f"{model}: {name}, first step")
+        options.say(f"{model}: {name}, first step")
         entries[name] = arena.enter(make)
         arena.restore()
         start = time.perf_counter()
@@ -119,22 +129,20 @@ def contest(part: str, model: str, shapes: list[Shape], makers: dict[str, Make],
         first[name] = time.perf_counter() - start
     arena.restore()
     loops = meters.loops_for(entries[BASELINE].step)
-    say(f"{model}: timing {len(entries)} by turns")
+    options.say(f"{model}: timing {len(entries)} by turns")
     steps = {name: entry.step for name, entry in entries.items()}
-    samples = meters.by_turns(steps, repeats, arena.restore, lambda: None, loops)
-    middle = {name: meters.quartiles(times) for name, times in samples.items()}
+    times = meters.by_turns(steps, options.repeats, arena.restore, loops)
     rows = []
     for name, entry in entries.items():
-        say(f"{model}: {name}, memory and kernels")
+        options.say(f"{model}: {name}, memory and kernels")
+        row = _timed(part, model, name, arena.count, times[name], times[BASELINE])
         arena.restore()
-        most = meters.peak(entry.step)
+        row.peak_bytes = meters.peak(entry.step)
         arena.restore()
-        launches = meters.kernels(entry.step)
-        floor = middle.get("floor " + _bare(name))
-        row = _timed(part, model, name, arena.count, middle[name], middle[BASELINE])
-        row.floor = None if floor is None else middle[name].median / floor.median
-        row.peak_bytes, row.kernels, row.first_seconds = most, launches, first[name]
-        row.held_per_parameter = entry.held() / arena.count
+        row.kernels = meters.kernels(entry.step)
+        floor = times.get("floor " + name.removeprefix("compiled "))
+        row.floor = None if floor is None else times[name].median / floor.median
+        row.first_seconds, row.held_per_parameter = first[name], entry.held() / arena.count
         rows.append(row)
     del entries, steps
     gc.collect()
@@ -147,102 +155,89 @@ def _timed(part: str, model: str, name: str, count: int, mine: Times, rival: Tim
     return Row(part, model, name, count, *milliseconds, ratio=mine.median / rival.median)
 
 
-def _bare(name: str) -> str:
-    return name.removeprefix("compiled ")
-
-
 def baseline() -> dict[str, Make]:
     """The contestant all others are compared with."""
     return {BASELINE: contestants.baselines()[BASELINE]}
 
 
-def clipping(model: str, repeats: int, compile: bool, say: Say) -> list[Row]:
-    """All clipping of one model, in contests small enough for the memory."""
-    shapes = models.MODELS[model]()
-    rows = contest("clipping", model, shapes, contestants.baselines() | contestants.optimizers(), repeats, say)
-    rows += _without(contest("clipping", model, shapes, baseline() | contestants.modes(False), repeats, say))
-    if compile:
-        makers = baseline() | contestants.modes(True) | contestants.floors()
-        rows += _without(contest("clipping", model, shapes, makers, repeats, say))
-    return rows
+def clipping(options: Options) -> Iterator[list[Row]]:
+    """All clipping of each model, in contests small enough for the memory."""
+    rivals = contestants.baselines() | contestants.optimizers()
+    rounds = [rivals, baseline() | contestants.modes(False)]
+    if options.compile:
+        rounds.append(baseline() | contestants.modes(True) | contestants.floors())
+    for model in options.models:
+        for makers in rounds:
+            rows = contest("clipping", model, models.MODELS[model](), makers, options)
+            yield [row for row in rows if makers is rivals or row.name != BASELINE]  # which is listed once
 
 
-def _without(rows: list[Row]) -> list[Row]:
-    """The baseline is listed once."""
-    return [row for row in rows if row.name != BASELINE]
-
-
-def scaling(sizes: tuple[int, ...], repeats: int, compile: bool, say: Say) -> list[Row]:
-    """How the cost grows with the model."""
-    known = contestants.modes(False) | (contestants.modes(True) if compile else {})
-    makers = baseline() | {name: known[name] for name in SCALING if name in known}
-    rows = []
-    for size in sizes:
-        rows += contest("scaling", f"{size:.0e} parameters", models.of_size(size), makers, repeats, say)
-    return rows
-
-
-def overhead(repeats: int, say: Say) -> list[Row]:
+def overhead(options: Options) -> Iterator[list[Row]]:
     """What is left when there is nearly nothing to compute: the time Python needs per step."""
     makers = baseline() | {name: contestants.modes(False)[name] for name in ("eager Component", "eager Norm")}
-    rows = []
     for number in (10, 100, 600):
-        rows += contest("overhead", f"{number} tensors of 16", [(16,)] * number, makers, repeats, say)
-    return rows
+        yield contest("overhead", f"{number} tensors of 16", [(16,)] * number, makers, options)
 
 
-def optax_contest(model: str, repeats: int, say: Say) -> list[Row]:
-    """The same in JAX, each against optax's own clipping of that kind."""
-    shapes = models.MODELS[model]()
-    say(f"{model}: optax")
-    found = jax_side.measure(shapes, repeats, lambda: None)
-    middle = {name: meters.quartiles(times) for name, (times, _) in found.items()}
-    count = sum(torch.Size(shape).numel() for shape in shapes)
-    rows = []
-    for name, (_, moved) in found.items():
-        rival = "optax.clip_by_global_norm" if "orm" in name else "optax.clip"
-        row = _timed("optax", model, name, count, middle[name], middle[rival])
-        row.bytes_moved = moved
-        rows.append(row)
-    return rows
+def scaling(options: Options) -> Iterator[list[Row]]:
+    """How the cost grows with the model."""
+    known = contestants.modes(False) | (contestants.modes(True) if options.compile else {})
+    makers = baseline() | {name: known[name] for name in SCALING if name in known}
+    for size in SIZES:
+        yield contest("scaling", f"{size:.0e} parameters", models.of_size(size), makers, options)
 
 
-def end_to_end(repeats: int, compile: bool, say: Say) -> list[Row]:
+def end_to_end(options: Options) -> Iterator[list[Row]]:
     """Whole training steps."""
-    rows = []
-    for model in training.LOOPS:
-        names = [name for name in training.CLIPPING if compile or "compiled" not in name]
+    names = [name for name in training.CLIPPING if options.compile or "compiled" not in name]
+    for model, make in training.LOOPS.items():
         steps = {name: training.loop(model, name) for name in names}
-        say(f"{model}: whole steps")
+        options.say(f"{model}: whole steps")
         for step in steps.values():
             for _ in range(12):  # the first compiles, and so does the first that measures
                 step()
         with warnings.catch_warnings():  # one batch over and over winds every carry up
             warnings.simplefilter("ignore", CarryClipWarning)
-            samples = meters.by_turns(steps, repeats, lambda: None, lambda: None)
-        middle = {name: meters.quartiles(times) for name, times in samples.items()}
-        count = sum(p.numel() for p in training.LOOPS[model]()[0].parameters())
-        rows += [_timed("end to end", model, name, count, middle[name], middle[BASELINE]) for name in names]
-    return rows
+            times = meters.by_turns(steps, 10 * options.repeats)
+        count = sum(p.numel() for p in make()[0].parameters())
+        yield [_timed("end to end", model, name, count, times[name], times[BASELINE]) for name in names]
 
 
-def theory(repeats: int, whole: bool, say: Say) -> list[Row]:
+def optax_contest(options: Options) -> Iterator[list[Row]]:
+    """The largest model in JAX, each against optax's own clipping of that kind."""
+    counts = {model: sum(map(math.prod, models.MODELS[model]())) for model in options.models}
+    model = max(counts, key=lambda name: counts[name])
+    options.say(f"{model}: optax")
+    found = jax_side.measure(models.MODELS[model](), options.repeats)
+    rows = []
+    for name, (times, moved) in found.items():
+        rival, _ = found["optax.clip_by_global_norm" if "orm" in name else "optax.clip"]
+        rows.append(_timed("optax", model, name, counts[model], times, rival))
+        rows[-1].bytes_moved = moved
+    yield rows
+
+
+def theory(options: Options) -> Iterator[list[Row]]:
     """The simulator against a loop over seeds and, if ``whole``, the paper's figures at their size."""
     scale = Scale()
     runs = scale.points * scale.seeds
-    say("theory: simulator against a loop over seeds")
-    samples = theory_side.contest(scale.points, scale.seeds, min(repeats, 11))
-    middle = {name: meters.quartiles(times) for name, times in samples.items()}
+    options.say("theory: simulator against a loop over seeds")
+    times = theory_side.contest(scale.points, scale.seeds, min(options.repeats, 11))
     model = f"absolute value, {scale.points} margins, {scale.seeds:,} seeds"
-    rows = [_timed("theory", model, name, runs, middle[name], middle[theory_side.LOOP]) for name in middle]
-    if whole:
-        times = theory_side.figures(scale, say)
-        times["all four"] = sum(times.values())
+    yield [_timed("theory", model, name, runs, times[name], times[theory_side.LOOP]) for name in times]
+    if options.whole:
+        seconds = theory_side.figures(scale, options.say)
+        seconds["all four"] = sum(seconds.values())
         model = f"figures 1 to 4, {scale.steps:,} steps, {scale.seeds:,} seeds, {scale.points} points"
-        rows += [Row("theory", model, name, runs, 1e3 * s, 1e3 * s, 1e3 * s) for name, s in times.items()]
-    return rows
+        yield [Row("theory", model, name, runs, 1e3 * s, 1e3 * s, 1e3 * s) for name, s in seconds.items()]
 
 
-def as_json(rows: list[Row], command: str) -> dict[str, Any]:
-    """Everything, to be read by machines and drawn again later."""
-    return {"setting": setting(command), "rows": [asdict(row) for row in rows]}
+PARTS: dict[str, Callable[[Options], Iterator[list[Row]]]] = {
+    "clipping": clipping,
+    "overhead": overhead,
+    "scaling": scaling,
+    "end-to-end": end_to_end,
+    "optax": optax_contest,
+    "theory": theory,
+}
+"""Every part gives rows after each of its contests."""

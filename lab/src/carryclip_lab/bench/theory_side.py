@@ -8,6 +8,7 @@ import numpy as np
 from carryclip.theory.noise import Uniform
 from carryclip.theory.problems import Absolute
 from carryclip.theory.simulate import Above, run
+from carryclip_lab.bench.meters import Times, quartiles
 from carryclip_lab.theory_figures.main import STUDIES
 from carryclip_lab.theory_figures.study import Scale, Study
 
@@ -44,14 +45,14 @@ def many(alphas: np.ndarray, seeds: int, steps: int) -> np.ndarray:
     return seen.carry[-1]
 
 
-def contest(points: int, seeds: int, repeats: int) -> dict[str, list[float]]:
+def contest(points: int, seeds: int, repeats: int) -> dict[str, Times]:
     """Seconds per step of all runs, by turns. The loop runs one seed per margin and is scaled up to all of them."""
     alphas, steps = margins(points), 200
     times: dict[str, list[float]] = {LOOP: [], MANY: []}
     for _ in range(repeats):
         times[LOOP].append(_seconds(lambda: plain_loop(alphas, 1, steps)) * seeds / steps)
         times[MANY].append(_seconds(lambda: many(alphas, seeds, steps)) / steps)
-    return times
+    return {name: quartiles(samples) for name, samples in times.items()}
 
 
 def figures(scale: Scale, say: Callable[[str], None]) -> dict[str, float]:

@@ -1,7 +1,9 @@
 """How a method looks: one colour, dash and marker in all figures, told apart in print and by the colour-blind."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
+from typing import Any, TypeVar
+
+from carryclip_lab.analysis.naming import CAPPED, CLIP, FULL, GATED, NONE, Method
 
 RC: Any = {
     "font.size": 8,
@@ -18,17 +20,18 @@ RC: Any = {
 
 GREY = "0.4"
 Look = dict[str, Any]
-_METHODS: dict[str, Look] = {
-    "none": {"color": "#4d4d4d", "linestyle": "-", "marker": "o"},
-    "clip": {"color": "#d55e00", "linestyle": (0, (5, 2)), "marker": "s"},
-    "U-Clip": {"color": "#0072b2", "linestyle": "-", "marker": "^"},
-    "U-Clip, Gated": {"color": "#009e73", "linestyle": (0, (5, 1.5, 1, 1.5)), "marker": "D"},
-    "U-Clip, Capped(10)": {"color": "#882255", "linestyle": (0, (2, 1.5)), "marker": "v"},
+T = TypeVar("T", bound=Hashable)
+_METHODS: dict[Any, Look] = {
+    NONE: {"color": "#4d4d4d", "linestyle": "-", "marker": "o"},
+    CLIP: {"color": "#d55e00", "linestyle": (0, (5, 2)), "marker": "s"},
+    FULL: {"color": "#0072b2", "linestyle": "-", "marker": "^"},
+    GATED: {"color": "#009e73", "linestyle": (0, (5, 1.5, 1, 1.5)), "marker": "D"},
+    CAPPED: {"color": "#882255", "linestyle": (0, (2, 1.5)), "marker": "v"},
 }
-_COMPONENT: dict[str, Look] = {
-    "clip": {"color": "#f0a36b", "linestyle": (0, (1, 1.2)), "marker": "x"},
-    "U-Clip": {"color": "#56b4e9", "linestyle": (0, (3, 1, 1, 1, 1, 1)), "marker": "v"},
-    "U-Clip, Gated": {"color": "#7bd0b4", "linestyle": (0, (2, 2)), "marker": "P"},
+_COMPONENT: dict[Method, Look] = {
+    CLIP: {"color": "#f0a36b", "linestyle": (0, (1, 1.2)), "marker": "x"},
+    FULL: {"color": "#56b4e9", "linestyle": (0, (3, 1, 1, 1, 1, 1)), "marker": "v"},
+    GATED: {"color": "#7bd0b4", "linestyle": (0, (2, 2)), "marker": "P"},
 }
 _OTHERS: Sequence[Look] = (
     {"color": "#cc79a7", "linestyle": (0, (1, 1)), "marker": "p"},
@@ -41,14 +44,14 @@ _OTHERS: Sequence[Look] = (
 )
 
 
-def looks(methods: Sequence[str]) -> dict[str, Look]:
-    """A look for every method; those the paper does not know take the next that is free."""
+def looks(methods: Sequence[T]) -> dict[T, Look]:
+    """A look for every method; those the paper does not know, or variants of one, take the next that is free."""
     others = [method for method in methods if method not in _METHODS]
     given = {method: _OTHERS[place % len(_OTHERS)] for place, method in enumerate(others)}
     return {method: _METHODS.get(method) or given[method] for method in methods}
 
 
-def component_look(method: str, usual: Look) -> Look:
+def component_look(method: Method, usual: Look) -> Look:
     """For component clipping beside norm clipping: the method's colour, lighter, with another dash and marker."""
     return _COMPONENT.get(method, {**usual, "linestyle": (0, (1, 1.2)), "marker": "x"})
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from carryclip import __version__
 from carryclip_lab.analysis import tables
 from carryclip_lab.analysis.claims import VERDICTS, Claim
-from carryclip_lab.commands.output import make_folder
+from carryclip_lab.commands.output import complain, make_folder
 from carryclip_lab.report import runs
 from carryclip_lab.report.sections import Picture, Section, sections
 from carryclip_lab.report.theory import TheoryError, read_theory
@@ -39,7 +39,7 @@ def main(store_path: str, studies: list[str], out: str, theory: str | None) -> i
                 raise StoreError(f"{store_path} has no runs yet; carryclip reproduce makes them.")
             page = build(store, chosen, folder, theory=Path(theory) if theory else None)
     except (StoreError, TheoryError) as error:
-        console.print(str(error), style="red", highlight=False, markup=False)
+        complain(console, error)
         return 2
     console.print(f"Wrote {', '.join(chosen)}: figures and their numbers are beside it.", highlight=False, markup=False)
     console.print(f"Open {page}", highlight=False, markup=False, soft_wrap=True)
@@ -73,14 +73,7 @@ def build(
     told = {"carryclip": __version__, "claims": _claims(claims)}
     trials = [section for section in shown if section.trial]
     if trials:
-        told["trials"] = {
-            section.anchor: {
-                "heads": section.heads,
-                "table": section.table,
-                "answers": [asdict(answer) for answer in section.answers],
-            }
-            for section in trials
-        }
+        told["trials"] = {section.anchor: _trial(section) for section in trials}
         told["together"] = _together(trials)
     (folder / "claims.json").write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     page = folder / "report.html"
@@ -129,6 +122,11 @@ def render(shown: Sequence[Section], claims: Sequence[tuple[Claim, Section]]) ->
             data=_data({"runs": runs.table(shown), "figures": _numbers(pictures), "claims": _claims(claims)}),
         )
     )
+
+
+def _trial(section: Section) -> dict[str, Any]:
+    answers = [asdict(answer) for answer in section.answers]
+    return {"heads": section.heads, "table": section.table, "answers": answers}
 
 
 def _together(shown: Sequence[Section]) -> dict[str, dict[str, list[Any]]]:

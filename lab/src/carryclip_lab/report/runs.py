@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from carryclip_lab.analysis.naming import OPTIMIZERS, method_name, region_name
+from carryclip_lab.analysis.naming import OPTIMIZERS, method_of, region_name
 from carryclip_lab.report.sections import Section
 from carryclip_lab.store.records import Record
 
@@ -26,7 +26,7 @@ def _row(study: str, record: Record) -> dict[str, Any]:
         "study": study,
         "data": spec.recipe.data_name(spec.examples),
         "optimizer": OPTIMIZERS.get(spec.optimizer, spec.optimizer),
-        "method": method_name(spec),
+        "method": method_of(spec).label,
         "region": "" if spec.region is None else region_name(spec.region).label,
         "batch": spec.batch,
         "lr": spec.lr,

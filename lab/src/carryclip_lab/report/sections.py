@@ -1,22 +1,19 @@
 """What the page shows of one study: figures on disk and in the page, claims, environment, what went wrong."""
 
 import base64
-import contextlib
 import gc
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from carryclip_lab.analysis import accuracy, tables
-from carryclip_lab.analysis.answers import Answer, answers
+from carryclip_lab.analysis.answers import Answer
 from carryclip_lab.analysis.claims import Claim
-from carryclip_lab.analysis.judge import judge
+from carryclip_lab.analysis.kinds import kind_of
 from carryclip_lab.analysis.summary import Summary, summaries
 from carryclip_lab.commands.output import save_figure, save_rows
 from carryclip_lab.figures import draw, figures_of
-from carryclip_lab.figures.drawn import Drawn
 from carryclip_lab.figures.style import RC
 from carryclip_lab.store.records import OUTCOMES, Record
 from carryclip_lab.store.store import Store
@@ -88,42 +85,31 @@ class Section:
 def sections(store: Store, study: str, folder: Path, formats: Sequence[str]) -> list[Section]:
     """All of a study; its figures are written to the folder as well."""
     parts = summaries(store, study)
-    made = []
-    with _unwatched():
-        for number, part in enumerate(parts, 1):
-            made.append(
-                _section(part, slug(study + (_told_apart(number, part) if len(parts) > 1 else "")), folder, formats)
-            )
-    return made
-
-
-def _told_apart(number: int, part: Summary) -> str:
-    if part.subject is not None:
-        return "-" + slug(part.subject.title.lower())
-    size = "" if part.examples is None else f"-{part.examples}"
-    return f"-{number}-{part.task}{size}-{100 * part.target:g}"
-
-
-@contextlib.contextmanager
-def _unwatched() -> Iterator[None]:
-    """Spare the garbage collector all that is there by now; figures wake it often, and records are many."""
-    gc.freeze()
+    gc.freeze()  # figures wake the garbage collector often, and records are many
     try:
-        yield
+        anchors = [slug(study + _told_apart(number, part)) for number, part in enumerate(parts, 1)]
+        if len(parts) == 1:
+            anchors = [slug(study)]
+        return [_section(part, anchor, folder, formats) for part, anchor in zip(parts, anchors, strict=True)]
     finally:
         gc.unfreeze()
 
 
+def _told_apart(number: int, part: Summary) -> str:
+    if kind_of(part).trial:
+        return "-" + slug(part.data.lower())
+    size = "" if part.examples is None else f"-{part.examples}"
+    return f"-{number}-{part.task}{size}-{100 * part.target:g}"
+
+
 def _section(summary: Summary, anchor: str, folder: Path, formats: Sequence[str]) -> Section:
     records = [record for cell in summary.cells for record in cell.records]
-    counts = summary.outcomes
-    place = folder / "figures" / anchor
-    place.mkdir(parents=True, exist_ok=True)
-    heads, table = _table(summary)
+    counts, kind = summary.outcomes, kind_of(summary)
+    heads, table, _ = kind.table(summary) if kind.in_report else ([], [], "")
     return Section(
         anchor=anchor,
         name=summary.study,
-        title=summary.title if summary.subject is None else summary.subject.title,
+        title=summary.data if kind.trial else summary.title,
         tier=summary.tier,
         data=summary.described,
         command=summary.command,
@@ -132,45 +118,34 @@ def _section(summary: Summary, anchor: str, folder: Path, formats: Sequence[str]
         outcomes=[(name.replace("_", " "), counts[name]) for name in (*OUTCOMES, "running", "waiting") if counts[name]],
         environment=environment(records),
         crashed=crashed(records),
-        pictures=_pictures(summary, anchor, place, formats),
+        pictures=_pictures(summary, anchor, folder / "figures" / anchor, formats),
         heads=heads,
         table=table,
-        answers=answers(summary),
-        trial=summary.subject is not None,
-        lines=tables.parts(summary),
-        claims=judge(summary),
+        answers=kind.answers(summary),
+        trial=kind.trial,
+        lines=kind.parts(summary),
+        claims=kind.judge(summary),
         records=records,
     )
 
 
-def _table(summary: Summary) -> tuple[list[str], list[list[str]]]:
-    """Names of columns, and lines; nothing for studies whose figures say it all."""
-    if summary.task == "imagenet":
-        return accuracy.heads(summary), accuracy.words(summary, accuracy.rows_of(summary))
-    if summary.subject is not None:
-        return tables.heads(summary), tables.words(summary)
-    return [], []
-
-
 def _pictures(summary: Summary, anchor: str, place: Path, formats: Sequence[str]) -> list[Picture]:
+    """Every figure as files, with its numbers and caption; the picture as SVG is what the page shows."""
+    import matplotlib
+
+    place.mkdir(parents=True, exist_ok=True)
     found = []
     for name, entry in figures_of(summary).items():
         drawn = draw(name, summary)
-        if drawn is not None:
-            svg = _write(drawn, place, name, formats)
-            found.append(Picture(f"{anchor}-{name}", entry.title, drawn.caption, svg, drawn.rows))
+        if drawn is None:
+            continue
+        with matplotlib.rc_context(RC):
+            save_figure(drawn.figure, place, name, list(dict.fromkeys(["svg", *formats])))
+        save_rows(drawn.rows, place, name)
+        (place / f"{name}.txt").write_text(drawn.caption + "\n", encoding="utf-8")
+        svg = (place / f"{name}.svg").read_bytes()
+        found.append(Picture(f"{anchor}-{name}", entry.title, drawn.caption, svg, drawn.rows))
     return found
-
-
-def _write(drawn: Drawn, place: Path, name: str, formats: Sequence[str]) -> bytes:
-    """Picture, numbers and caption as files; the picture as SVG is what the page shows."""
-    import matplotlib
-
-    with matplotlib.rc_context(RC):
-        save_figure(drawn.figure, place, name, list(dict.fromkeys(["svg", *formats])))
-    save_rows(drawn.rows, place, name)
-    (place / f"{name}.txt").write_text(drawn.caption + "\n", encoding="utf-8")
-    return (place / f"{name}.svg").read_bytes()
 
 
 def environment(records: Sequence[Record], most: int = 4) -> list[tuple[str, str]]:

@@ -96,6 +96,8 @@ class Task:
     """For people; the name of the class by default."""
     shown_as: ClassVar[Literal["trial", "epochs", "accuracy"]] = "trial"
     """Which table, figures and claims it has: of methods by their metric, epochs to a target, or best accuracy."""
+    in_paper: ClassVar[bool] = False
+    """Whether the paper's claims about training are about it."""
     target: ClassVar[float | None] = None
     """Train accuracy at which a run is over, unless its spec says otherwise; None where all go on to the last epoch."""
     size: ClassVar[int | None] = None

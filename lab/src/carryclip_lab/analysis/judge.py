@@ -37,7 +37,7 @@ def _claim(summary: Summary, name: str, question: Question) -> Claim:
     so_far = "" if done == planned else f"; so far {done:,} of {planned:,} runs"
     seeds = min((len(cell.chosen) for cell in found.cells if cell.chosen), default=None)
     told = replace(silent, ours=f"{summary.data}: {found.ours}{so_far}", seeds=seeds)
-    if summary.tier == "smoke" or summary.task != "cifar10":
+    if summary.tier == "smoke" or not summary.recipe.in_paper:
         return told
     return replace(told, verdict=found.verdict if done == planned else "inconclusive")
 

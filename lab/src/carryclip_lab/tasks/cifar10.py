@@ -14,6 +14,7 @@ class Cifar10(ImageTask):
     """50,000 images of 32 × 32 pixels for training and 10,000 for tests, no augmentation."""
 
     name = "CIFAR-10"
+    in_paper = True
     size = 50_000
     weights = (1.2e-3, 5e-3)
 

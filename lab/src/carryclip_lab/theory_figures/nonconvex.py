@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 
 from carryclip.carry import Capped, CarryPolicy
-from carryclip_lab.theory_figures.study import LINES, Result, Scale, Study, Tick, panels, side_by_side
 from carryclip.regions import Component
 from carryclip.theory import nonconvex
 from carryclip.theory.noise import Rare
 from carryclip.theory.problems import Custom, Problem
 from carryclip.theory.simulate import Simulation, run
+from carryclip_lab.theory_figures.study import LINES, Result, Scale, Study, Tick, panels, side_by_side
 
 RADIUS, DIMENSION, START, SMOOTHNESS = 0.5, 3, 4.0, 4.0
 NOISE = Rare(2.0 / 0.9, p=0.1)

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from carryclip_lab.theory_figures.study import LINES, Result, Scale, Study, Tick, panels, side_by_side
 from carryclip.regions import Component
 from carryclip.theory import paths
 from carryclip.theory.noise import Gaussian, Noise, Pareto, Rare
 from carryclip.theory.problems import Linear
 from carryclip.theory.simulate import Simulation, run
+from carryclip_lab.theory_figures.study import LINES, Result, Scale, Study, Tick, panels, side_by_side
 
 TILT = 0.3
 LAWS: dict[str, Noise] = {"Gaussian": Gaussian(1.0), "rare": Rare(5.0, p=0.05), "Pareto": Pareto(1.0, tail=2.5)}

@@ -1,6 +1,6 @@
 """PPO in one file, with UClip in the place of clip_grad_norm_.
 
-    pip install "carryclip[rl,torch]"
+    pip install ".[rl]"            # from a clone
     python examples/ppo_loop.py
 
 The loop is of the kind people copy and change: one network for policy and value, vector environments of Gymnasium,

@@ -1,6 +1,6 @@
 """Stable-Baselines3's PPO with UClip: its own clipping off, ours attached to its optimizer.
 
-    pip install "carryclip[rl,torch]"
+    pip install ".[rl]"            # from a clone
     python examples/sb3_ppo.py
 
 The environment pays 200 once in 400 steps, whatever is done. Clipped at PPO's usual 0.5, the critic misses most of it.

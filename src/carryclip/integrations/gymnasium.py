@@ -14,7 +14,7 @@ try:
     from gymnasium.vector import VectorEnv, VectorWrapper
 except ImportError as error:
     raise ImportError(
-        'carryclip.integrations.gymnasium needs Gymnasium: pip install gymnasium. Without it, use '
+        "carryclip.integrations.gymnasium needs Gymnasium: pip install gymnasium. Without it, use "
         "carryclip.rewards.RewardCarry, which needs NumPy alone."
     ) from error
 

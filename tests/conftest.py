@@ -19,6 +19,13 @@ settings.register_profile("carryclip", deadline=None, derandomize=True)
 settings.load_profile("carryclip")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at the marks
+def pytest_collection_modifyitems(items):
+    from pairwise import mark_the_others
+
+    mark_the_others(items)
+
+
 @pytest.fixture(scope="module")
 def ranks():
     """Two processes that have each other as a process group."""

@@ -19,13 +19,18 @@ from cases import (
     tolerance,
 )
 from compilers import needs_compiler
+from pairwise import cells
 
 FEWER = {"optax": OPTAX_CELLS, "torch compiled": COMPILED_CELLS, "torch on a device": DEVICE_CELLS}
 """Cells of backends for which all would take too long."""
 TABLE = [
-    pytest.param(backend, *cell, marks=[needs_compiler] if backend == "torch compiled" else [])
+    param
     for backend in BACKENDS
-    for cell in FEWER.get(backend, CELLS)
+    for param in cells(
+        [(backend, *cell) for cell in FEWER.get(backend, CELLS)],
+        together=1 if backend == "torch compiled" else 2,  # each takes seconds
+        marks=[needs_compiler] if backend == "torch compiled" else [],
+    )
 ]
 
 

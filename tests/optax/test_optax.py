@@ -148,6 +148,7 @@ def test_metrics_find_uclip_anywhere_and_say_when_they_cannot():
 # ---------------------------------------------------------------- bad gradients
 
 
+@pytest.mark.pairwise(together=1)
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
 @pytest.mark.parametrize("region", [Component(0.5), Norm(1.0), Adaptive(mean=1, std=1, moments=EWMA())], ids=repr)
 def test_a_bad_step_is_skipped(region, bad):

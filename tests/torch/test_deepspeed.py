@@ -85,6 +85,7 @@ def run(rank, stage, region, carry, groups):
     return weights(net, stage), ledger(clipper).steps
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("kind", ["component gated", "adaptive"])

@@ -59,6 +59,7 @@ def trace(region, carry, prepare, dtype=torch.float32, small=30, steps=8, **opti
     return rows, dict(clipper.metrics()), clipper.nonfinite_parameters()
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     "carry", [True, False, Capped(3), Leaky(0.5), Gated(decay=0.5), Drip(0.2), Shrunk(5)], ids=repr

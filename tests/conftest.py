@@ -26,11 +26,10 @@ def pytest_collection_modifyitems(items):
     mark_the_others(items)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ranks():
     """Two processes that have each other as a process group."""
-    from ranks import Ranks
+    from ranks import running
 
-    made = Ranks()
-    yield made
-    made.close()
+    with running() as made:
+        yield made

@@ -10,6 +10,7 @@ from torch.utils import cpp_extension
 
 from carryclip import Norm
 from carryclip.torch import UClip
+from ranks import running
 from seam import ledger
 from spread import KINDS, STEPS, alone, batches, check_same, model
 
@@ -36,6 +37,13 @@ def build(rank):
     from deepspeed.comm.torch import build_shm_op
 
     return build_shm_op() is not None
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    """Processes of our own: DeepSpeed keeps a process group of its own."""
+    with running() as made:
+        yield made
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -32,11 +32,11 @@ def covering(cells: Iterable[Sequence[Any]], together: int = 2) -> list[tuple[An
     return chosen
 
 
-def cells(table: Iterable[Sequence[Any]], together: int = 2, marks: Sequence[pytest.MarkDecorator] = ()) -> list[Any]:
-    """A table of cells as parameters of a test, marked where they are not among those that cover the pairs."""
-    rows = [tuple(row) for row in table]
-    quick = set(covering(rows, together))
-    return [pytest.param(*row, marks=[*marks] if row in quick else [*marks, pytest.mark.exhaustive]) for row in rows]
+def cells(table: Iterable[Sequence[Any]], quick: Iterable[Sequence[Any]]) -> list[Any]:
+    """A table of cells as parameters of a test, those beside the quick ones marked."""
+    kept = set(map(tuple, quick))
+    rows = map(tuple, table)
+    return [pytest.param(*row, marks=() if row in kept else pytest.mark.exhaustive) for row in rows]
 
 
 def mark_the_others(items: Iterable[pytest.Item]) -> None:

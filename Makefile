@@ -25,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 test: $(READY) ## run the tests: every guarantee, the largest grids in part
 	$(PYTEST)
 
-test-all: $(READY) ## run all tests: every cell of the grids, every simulation at full size
+test-all: $(READY) ## run all tests: every cell of the grids
 	$(PYTEST) -m ""
 
 kills: $(READY) ## kill workers and supervisors 50 times during a study, at random

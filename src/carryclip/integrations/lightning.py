@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from carryclip._checks import needs
 from carryclip.carry import DEFAULT
 from carryclip.integrations.loggers import News
 from carryclip.torch import UClip
@@ -9,8 +10,11 @@ from carryclip.torch._clipper import check_arguments
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
-except ImportError:  # the older name of the same package
-    from pytorch_lightning import Callback, LightningModule, Trainer  # type: ignore[no-redef]
+except ImportError as missing:
+    try:  # the older name of the same package
+        from pytorch_lightning import Callback, LightningModule, Trainer  # type: ignore[no-redef]
+    except ImportError:
+        raise needs("carryclip.integrations.lightning", "Lightning", "lightning", missing) from missing
 
 
 class UClipCallback(Callback):  # type: ignore[misc]

@@ -2,12 +2,18 @@
 
 from typing import Any
 
-from transformers import Trainer, TrainerCallback
-
+from carryclip._checks import needs
 from carryclip.carry import DEFAULT
 from carryclip.integrations.loggers import News
 from carryclip.torch import UClip
 from carryclip.torch._clipper import check_arguments
+
+try:
+    from transformers import Trainer, TrainerCallback
+except ImportError as missing:
+    raise needs(
+        "carryclip.integrations.transformers", "Hugging Face Transformers", "transformers accelerate", missing
+    ) from missing
 
 
 class UClipCallback(TrainerCallback):

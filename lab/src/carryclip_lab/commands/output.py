@@ -14,6 +14,11 @@ def complain(console: Console, error: object) -> None:
     console.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
 
 
+def many(count: int, word: str) -> str:
+    """A count with its word: "1 run", "72 runs"."""
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+
+
 def make_folder(out: str, console: Console) -> Path | None:
     """The folder, made if it is not there; None, after saying why, if it cannot be."""
     folder = Path(out)

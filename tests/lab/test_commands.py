@@ -115,12 +115,14 @@ def test_a_full_disk_is_named(place, tmp_path, monkeypatch):
     """SQLite's own error, as it comes when no page can be added to the file."""
     (copy := tmp_path / "b.sqlite").write_bytes((place / "a.sqlite").read_bytes())
     study = Study("big", "for tests", "smoke", tuple(replace(SPEC, seed=seed) for seed in range(2000)))
-    with (
-        pytest.raises(StoreError, match=f"the disk that holds {tmp_path} is full .* MB free") as caught,
-        Store(copy) as store,
-    ):
-        store._db.execute("PRAGMA max_page_count = 10")
-        store.add(study)
+
+    def add():
+        with Store(copy) as store:
+            store._db.execute("PRAGMA max_page_count = 10")
+            store.add(study)
+
+    with pytest.raises(StoreError, match=f"the disk that holds {tmp_path} is full .* MB free") as caught:
+        add()
     assert "the same command again" in str(caught.value)
 
     def full(*arguments, **given):

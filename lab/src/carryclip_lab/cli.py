@@ -212,7 +212,7 @@ def plan(
         workers: how many runs are trained at a time; by default one for each core.
         threads: threads of each worker.
         device: device to train on.
-        data: folder of images for imagenet, whose files are counted (otherwise ImageNet's numbers are taken); or a text.
+        data: folder of images for imagenet, whose files are counted (otherwise ImageNet's are taken); or a text.
         images_per_second: speed of training on another machine, to estimate ImageNet there instead of measuring here.
         as_json: print JSON, for programs.
     """

@@ -99,7 +99,7 @@ def main(name: str, scale: Scale, out: str) -> int:
 
 
 def write_page(folder: Path) -> Path:
-    """All figures of a folder, with captions and what they say of the paper's claims, on one page that works offline."""
+    """All figures of a folder, captions and what they say of the paper's claims, on one page that works offline."""
     from carryclip_lab.report.build import lines, render
     from carryclip_lab.report.theory import read_theory
 

@@ -3,7 +3,8 @@
 from typing import Any
 
 from carryclip._checks import needs
-from carryclip.carry import DEFAULT
+from carryclip.carry import DEFAULT, CarryPolicy
+from carryclip.groups import Regions
 from carryclip.integrations.loggers import News
 from carryclip.torch import UClip
 from carryclip.torch._clipper import check_arguments
@@ -31,7 +32,7 @@ class UClipCallback(Callback):  # type: ignore[misc]
     """
 
     def __init__(
-        self, region: Any, carry: Any = DEFAULT, *, together: bool = False, log: bool = True, **options: Any
+        self, region: Regions, carry: CarryPolicy = DEFAULT, *, together: bool = False, log: bool = True, **options: Any
     ) -> None:
         check_arguments("UClipCallback", region, {"carry": carry, **options})
         self.region = region

@@ -2,7 +2,7 @@
 
 import inspect
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,8 +26,6 @@ from carryclip.torch._watch import Metrics
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup  # not in every build of torch
 
-Target = Optimizer | Iterable[Optimizer] | Iterable[Tensor] | Iterable[Group]
-"""What can be clipped: an optimizer, several of them, or parameters."""
 _ASSIGNABLE = {"metrics_every", "_session", "_hooks", "_removed"}
 
 
@@ -70,8 +68,8 @@ class UClip:
 
     def __init__(
         self,
-        target: Target,
-        region: Regions,
+        target: Optimizer | Iterable[Optimizer] | Iterable[Tensor] | Iterable[Group],
+        region: Region | Mapping[Any, Region | None],
         carry: CarryPolicy = DEFAULT,
         nonfinite: NonFinite = "skip",
         *,

@@ -111,7 +111,7 @@ def test_status_says_that_nothing_failed(place):
     assert "No run of a.sqlite has failed." in out
 
 
-def test_a_full_disk_is_named(place, tmp_path, monkeypatch):
+def test_a_full_disk_is_named(place, tmp_path, monkeypatch, capsys):
     """SQLite's own error, as it comes when no page can be added to the file."""
     (copy := tmp_path / "b.sqlite").write_bytes((place / "a.sqlite").read_bytes())
     study = Study("big", "for tests", "smoke", tuple(replace(SPEC, seed=seed) for seed in range(2000)))
@@ -126,12 +126,16 @@ def test_a_full_disk_is_named(place, tmp_path, monkeypatch):
     assert "the same command again" in str(caught.value)
 
     def full(*arguments, **given):
-        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "report" / "x.svg"))
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "report" / "x.pdf"))
+        except OSError:
+            raise AttributeError("of a file that cannot be closed")  # noqa: B904 (as Matplotlib does)
 
     monkeypatch.setattr(cli, "app", full)
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 2
+    assert f"The disk that holds {tmp_path / 'report' / 'x.pdf'} is full." in capsys.readouterr().err
 
 
 def test_watching_ends_when_all_is_done(place):

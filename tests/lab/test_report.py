@@ -317,7 +317,7 @@ def test_panels_stand_below_each_other_on_a_phone(visit):
 def test_the_first_screen_says_what_it_is_and_what_came_out(visit):
     page = visit(viewport={"width": 1280, "height": 900})
     assert "gradient clipping that keeps what it cuts off" in page.locator("header").inner_text()
-    for words in ("ahead of plain clipping in", "batch 25"):
+    for words in ("ahead of plain clipping in", "batch 500"):
         assert page.get_by_text(words).first.bounding_box()["y"] < 900
     order = [page.locator(name).bounding_box()["y"] for name in ("#results", "#claims", "#small", "#theory", "#runs")]
     assert order == sorted(order)

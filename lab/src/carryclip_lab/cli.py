@@ -1,7 +1,9 @@
 """The commands of the laboratory. They start fast: each imports what it needs when it runs."""
 
 import errno
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -71,6 +73,8 @@ def bench(
 
 _Theory = Group("Figures of the theory", sort_key=2)
 _Studies = Group("Studies", sort_key=1)
+FULL = 2**20
+"""Bytes below which a disk counts as full."""
 STORE, REPORT = "carryclip-store.sqlite", "carryclip-report"
 
 
@@ -389,18 +393,37 @@ def main() -> None:
     """All commands, those of the library among them."""
     try:
         result = app()
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    except Exception as error:
+        full = _disk_full(error)
+        if full is None:
             raise
-        print(_full(error), file=sys.stderr)
+        print(full, file=sys.stderr)
         result = 2
     sys.exit(result if isinstance(result, int) else 0)
 
 
-def _full(error: OSError) -> str:
-    """Which disk is full, and how to go on."""
-    place = Path(str(error.filename)) if error.filename is not None else Path.cwd()
-    return (
-        f"The disk that holds {place.absolute()} is full. Make room, then give the same command again: it goes on from "
-        "what is done. Or choose another disk with --out and --store."
-    )
+def _disk_full(error: BaseException | None) -> str | None:
+    """Which disk is full, and how to go on; None if something else is wrong.
+
+    Files that cannot be closed for lack of room may hide that behind an error of their own, as Matplotlib's PDFs do.
+    """
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            places = _full_places() if error.filename is None else [str(error.filename)]
+            return (
+                f"The disk that holds {' or '.join(places)} is full. Make room, then give the same command again: it goes on from what is done. Or choose "
+                "another disk with --out and --store."
+            )
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _full_places() -> list[str]:
+    """Where this command may write and nothing is left: an error of a write does not say in which file."""
+    named = [Path(word) for word in sys.argv[1:] if not word.startswith("-")]
+    found = []
+    for path in (*named, Path.cwd(), Path(tempfile.gettempdir())):
+        place = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+        if shutil.disk_usage(place).free < FULL and str(place) not in found:
+            found.append(str(place))
+    return found or ["the results"]

@@ -62,7 +62,10 @@ class Database:
         try:
             self._open(create)
         except sqlite3.Error as error:
-            raise StoreError(f"{self.path} cannot be opened as a store: {error}.") from None
+            full = "disk is full" in str(error)
+            raise StoreError(
+                room(self.path) if full else f"{self.path} cannot be opened as a store: {error}."
+            ) from None
 
     def _open(self, create: bool) -> None:
         if self.path.is_file() and not _writable(self.path):

@@ -411,8 +411,8 @@ def _disk_full(error: BaseException | None) -> str | None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             places = _full_places() if error.filename is None else [str(error.filename)]
             return (
-                f"The disk that holds {' or '.join(places)} is full. Make room, then give the same command again: it goes on from what is done. Or choose "
-                "another disk with --out and --store."
+                f"The disk that holds {' or '.join(places)} is full. Make room, then give the same command again: it goes "
+                "on from what is done. Or choose another disk with --out and --store."
             )
         error = error.__cause__ or error.__context__
     return None

@@ -85,7 +85,7 @@ def _row(record: Record) -> tuple[Any, ...]:
     spec, told = record.spec, ", ".join(f"{key} {value}" for key, value in record.environment.items())
     end = (record.outcome, record.reached, record.seconds, record.message, told)
     settings = json.dumps(dict(spec.settings), sort_keys=True) if spec.settings else None
-    return (spec.id, *(spec.values[name] for name in FIELDS), settings, spec.label, record.state, *end)
+    return (spec.id, *(getattr(spec, name) for name in FIELDS), settings, spec.label, record.state, *end)
 
 
 def _epochs(store: Store) -> Iterator[tuple[Any, ...]]:

@@ -2,6 +2,7 @@
 
     python benchmarks/published.py results STORE    # from a store with cifar10-small
     python benchmarks/published.py slice STORE      # from a store with cifar10-slice
+    python benchmarks/published.py claims STORE     # from a store with cifar10-claims, which is kept to go on from
     python benchmarks/published.py imagenet STORE   # from a store with imagenet-mini
     python benchmarks/published.py evidence STORE   # from a store with evidence-small
     python benchmarks/published.py --write          # only fill the pages from what is there
@@ -16,6 +17,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from carryclip_lab.analysis.shifts import of_rates, shifts
 from carryclip_lab.analysis.summary import summarise
 from carryclip_lab.analysis.tables import of_epochs
 from carryclip_lab.spec import FIELDS, Spec
@@ -25,24 +27,35 @@ DOCS = Path(__file__).parents[1] / "docs"
 FOLDERS = {
     "results": DOCS / "experiments" / "results",
     "slice": DOCS / "experiments" / "slice",
+    "claims": DOCS / "experiments" / "claims",
     "imagenet": DOCS / "experiments" / "imagenet",
     "evidence": DOCS / "evidence",
 }
 PAGES = {
     DOCS / "experiments" / "results.md": ("results", "slice"),
+    DOCS / "experiments" / "claims.md": ("claims",),
     DOCS / "experiments" / "imagenet.md": ("imagenet",),
     DOCS / "when-to-use.md": ("evidence",),
 }
 """Each with what it shows."""
+BY_RATE = ("rates-table", "shifts")
 
 
 def records(folder: Path) -> dict[str, list[Record]]:
     """The published runs by study."""
-    kinds = {"lr": float, "target": float, "batch": int, "epochs": int, "seed": int, "examples": int}
+    kinds = {
+        "brief": "True".__eq__,
+        "lr": float,
+        "target": float,
+        "batch": int,
+        "epochs": int,
+        "seed": int,
+        "examples": int,
+    }
     found: dict[str, list[Record]] = {}
     with (folder / "runs.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            given = {name: kinds.get(name, str)(row[name]) for name in FIELDS if row[name]}
+            given = {name: kinds.get(name, str)(row[name]) for name in FIELDS if row.get(name)}
             spec = Spec.read({**given, **json.loads(row["settings"] or "{}")})
             reached = int(row["reached"]) if row["reached"] else None
             seconds = float(row["seconds"]) if row["seconds"] else None
@@ -54,6 +67,22 @@ def records(folder: Path) -> dict[str, list[Record]]:
 def lines(heads: list[str], table: list[list[str]]) -> str:
     cells = [heads, ["---"] * len(heads), *table]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in cells)
+
+
+def cost(found: list[Record]) -> str:
+    """How many runs, and what they took."""
+    done = [record for record in found if record.state == "done"]
+    runs = f"{len(done):,} runs" if len(done) == len(found) else f"{len(done):,} of {len(found):,} runs"
+    return f"{runs}, {sum(record.seconds or 0.0 for record in done) / 3600:.1f} hours of one core."
+
+
+def by_rate(found: list[Record], study: str, what: str) -> str:
+    """Epochs at each learning rate: a table, or what it says of the carry in sentences."""
+    (summary,) = summarise(study, study, "paper", found, lambda _: [])
+    if what == "rates-table":
+        table = of_rates(summary)
+        return lines(table.heads, table.lines)
+    return "\n".join(f"- {shift}." for shift in shifts(summary))
 
 
 def accuracy_table(folder: Path, study: str) -> str:
@@ -107,9 +136,10 @@ def filled(page: Path) -> str:
         elif what == "table":
             tables = map(of_epochs, summarise(study, study, "small", known[study], lambda _: []))
             made = "\n\n".join(lines(table.heads, table.lines) for table in tables)
+        elif what in BY_RATE:
+            made = by_rate(known[study], study, what)
         elif what == "cost":
-            spent = sum(record.seconds or 0.0 for record in known[study])
-            made = f"{len(known[study]):,} runs, {spent / 3600:.1f} hours of one core."
+            made = cost(known[study])
         elif what.startswith("trials "):
             made = trials(places[study], what.removeprefix("trials "))
         else:
@@ -140,6 +170,8 @@ def publish(folder: Path, store_path: str) -> None:
         for path in export(store, folder):
             if path.name in ("epochs.csv", "runs.parquet"):
                 path.unlink()
+        if folder.name == "claims":
+            store.backup(folder / "store.sqlite")
     for path in (folder / "figures").rglob("*.csv"):
         if path.name != "accuracy.csv":
             path.unlink()

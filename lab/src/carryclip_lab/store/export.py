@@ -120,7 +120,7 @@ def _types() -> dict[str, Any]:
     """By what a column holds, not by what happens to be in its first rows."""
     import pyarrow
 
-    kinds = {"float": pyarrow.float64(), "int": pyarrow.int64()}
+    kinds = {"float": pyarrow.float64(), "int": pyarrow.int64(), "bool": pyarrow.bool_()}
     declared = {field.name: str(field.type) for owner in (Spec, Epoch, Record) for field in fields(owner)}
     names = {*RUN_COLUMNS, *EPOCH_COLUMNS}
     return {name: next((kinds[k] for k in kinds if k in declared.get(name, "")), pyarrow.string()) for name in names}

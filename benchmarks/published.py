@@ -2,10 +2,11 @@
 
     python benchmarks/published.py results STORE    # from a store with cifar10-small
     python benchmarks/published.py slice STORE      # from a store with cifar10-slice
-    python benchmarks/published.py claims STORE     # from a store with cifar10-claims, which is kept to go on from
+    python benchmarks/published.py claims STORE     # from a store with cifar10-claims
     python benchmarks/published.py imagenet STORE   # from a store with imagenet-mini
     python benchmarks/published.py evidence STORE   # from a store with evidence-small
     python benchmarks/published.py --write          # only fill the pages from what is there
+    python benchmarks/published.py --restore claims STORE    # a store with the published runs, to go on from
 
 Kept are the figures as SVG with captions, the claims and answers, runs as CSV and epochs as Parquet.
 """
@@ -20,8 +21,10 @@ from pathlib import Path
 from carryclip_lab.analysis.shifts import of_rates, shifts
 from carryclip_lab.analysis.summary import summarise
 from carryclip_lab.analysis.tables import of_epochs
+from carryclip_lab.grid import Study, load
 from carryclip_lab.spec import FIELDS, Spec
-from carryclip_lab.store.records import Record
+from carryclip_lab.store.records import OUTCOMES, Epoch, Record
+from carryclip_lab.store.store import Store
 
 DOCS = Path(__file__).parents[1] / "docs"
 FOLDERS = {
@@ -38,6 +41,8 @@ PAGES = {
     DOCS / "when-to-use.md": ("evidence",),
 }
 """Each with what it shows."""
+ME = "published"
+"""Who writes what is restored."""
 BY_RATE = ("rates-table", "shifts")
 
 
@@ -59,9 +64,17 @@ def records(folder: Path) -> dict[str, list[Record]]:
             spec = Spec.read({**given, **json.loads(row["settings"] or "{}")})
             reached = int(row["reached"]) if row["reached"] else None
             seconds = float(row["seconds"]) if row["seconds"] else None
-            record = Record(spec, row["state"], row["outcome"] or None, reached, seconds, row["message"] or None, {})
+            outcome = next((each for each in OUTCOMES if each == row["outcome"]), None)
+            told = (row["message"] or None, _environment(row["environment"]))
+            record = Record(spec, row["state"], outcome, reached, seconds, *told)
             found.setdefault(row["study"], []).append(record)
     return found
+
+
+def _environment(told: str) -> dict[str, str | None]:
+    """From ``"python 3.11.7, threads 1, commit None"``."""
+    pairs = dict(part.split(" ", 1) for part in told.split(", ")) if told else {}
+    return {key: None if value == "None" else value for key, value in pairs.items()}
 
 
 def lines(heads: list[str], table: list[list[str]]) -> str:
@@ -160,7 +173,6 @@ def _caption(folder: Path, study: str, what: str) -> str:
 def publish(folder: Path, store_path: str) -> None:
     from carryclip_lab.report.build import build
     from carryclip_lab.store.export import export
-    from carryclip_lab.store.store import Store
 
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -170,11 +182,40 @@ def publish(folder: Path, store_path: str) -> None:
         for path in export(store, folder):
             if path.name in ("epochs.csv", "runs.parquet"):
                 path.unlink()
-        if folder.name == "claims":
-            store.backup(folder / "store.sqlite")
     for path in (folder / "figures").rglob("*.csv"):
         if path.name != "accuracy.csv":
             path.unlink()
+
+
+def restore(folder: Path, store_path: str) -> None:
+    """A store with the published runs and their epochs, as they were: the study goes on from there."""
+    import pyarrow.parquet
+
+    table = pyarrow.parquet.read_table(folder / "epochs.parquet").to_pylist()
+    seen: dict[str, list[Epoch]] = {}
+    for row in table:
+        told = {**row, "metrics": json.loads(row.get("metrics") or "{}")}
+        seen.setdefault(told.pop("run"), []).append(Epoch(**told))
+    with Store(store_path) as store:
+        for name, found in records(folder).items():
+            study = load(name)
+            store.add(Study(name, study.title, study.tier, tuple(record.spec for record in found)))
+            store.take(name, ME, limit=len(found))
+            for record in found:
+                if record.outcome is not None:
+                    _restore(store, record, seen.get(record.spec.id, []))
+            store.give_back(ME)
+
+
+def _restore(store: Store, record: Record, epochs: list[Epoch]) -> None:
+    run = record.spec.id
+    store.begin(run, ME)
+    for epoch in epochs:
+        store.record(run, ME, epoch)
+    assert record.outcome is not None
+    end = {"reached": record.reached, "message": record.message, "environment": record.environment}
+    if not store.finish(run, ME, record.outcome, **end):
+        raise SystemExit(f"Run {run} is in that store already, or somebody else's: choose a new file.")
 
 
 def write(page: Path) -> None:
@@ -187,6 +228,8 @@ if __name__ == "__main__":
             publish(FOLDERS[name], store)
             for each in (page for page, names in PAGES.items() if name in names):
                 write(each)
+        case ["--restore", name, store] if name in FOLDERS:
+            restore(FOLDERS[name], store)
         case ["--write"]:
             for each in PAGES:
                 write(each)

@@ -39,9 +39,9 @@ def test_it_is_told_in_a_sentence_with_what_is_left():
     records = adam({1e-4: (24,), 5e-4: (9,), 1e-3: (12,)}) + adam({1e-4: (9,), 5e-4: (math.inf,)}, **METHODS["U-Clip"])
     (shift,) = shifts(summary(records))
     assert str(shift) == (
-        "Adam, batch 50: epochs at 0.0001 U-Clip 9, alone 24; at 0.0005 U-Clip does not arrive, alone 9; best: U-Clip 9 "
-        "(at 0.0001, the edge of what has run), alone 9 (at 0.0005). By this a shift of the learning rate, not a "
-        "speed-up, with one seed"
+        "Adam, batch 50: epochs at 0.0001 U-Clip 9, alone 24; at 0.0005 U-Clip does not arrive, alone 9; "
+        "best: U-Clip 9 (at 0.0001, the edge of what has run), alone 9 (at 0.0005). "
+        "By this a shift of the learning rate, not a speed-up, with one seed"
     )
     more = adam({1e-4: (None,), 2e-4: (12, None, None)}, **METHODS["U-Clip"])
     (shift,) = shifts(summary(records[:3] + more))

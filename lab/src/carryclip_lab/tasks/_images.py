@@ -148,7 +148,7 @@ class ToTarget(Problem):
             step=lambda: run.train(next(steps) % len(self._batches)),
             examples=min(spec.batch, chunk),
             evaluate=lambda: accuracy_of(run.net, self.data.images[:some], self.data.labels[:some], chunk),
-            # Of a brief run no more is measured than shows that the target is out of reach: about a tenth, early on less.
+            # Of a brief run no more is measured than shows that the target is out of reach: about a tenth.
             share=(0.1 if spec.brief else 1.0) * count / some,
         )
 

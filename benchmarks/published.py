@@ -23,7 +23,7 @@ from carryclip_lab.analysis.summary import summarise
 from carryclip_lab.analysis.tables import of_epochs
 from carryclip_lab.grid import Study, load
 from carryclip_lab.spec import FIELDS, Spec
-from carryclip_lab.store.records import OUTCOMES, Epoch, Record
+from carryclip_lab.store.records import OUTCOMES, Epoch, Outcome, Record
 from carryclip_lab.store.store import Store
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -64,9 +64,9 @@ def records(folder: Path) -> dict[str, list[Record]]:
             spec = Spec.read({**given, **json.loads(row["settings"] or "{}")})
             reached = int(row["reached"]) if row["reached"] else None
             seconds = float(row["seconds"]) if row["seconds"] else None
-            outcome = next((each for each in OUTCOMES if each == row["outcome"]), None)
-            told = (row["message"] or None, _environment(row["environment"]))
-            record = Record(spec, row["state"], outcome, reached, seconds, *told)
+            outcome: Outcome | None = next((each for each in OUTCOMES if each == row["outcome"]), None)
+            where = _environment(row["environment"])
+            record = Record(spec, row["state"], outcome, reached, seconds, row["message"] or None, where)
             found.setdefault(row["study"], []).append(record)
     return found
 

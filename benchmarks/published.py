@@ -71,10 +71,10 @@ def records(folder: Path) -> dict[str, list[Record]]:
     return found
 
 
-def _environment(told: str) -> dict[str, str | None]:
+def _environment(told: str) -> dict[str, str | int]:
     """From ``"python 3.11.7, threads 1, commit None"``."""
     pairs = dict(part.split(" ", 1) for part in told.split(", ")) if told else {}
-    return {key: None if value == "None" else value for key, value in pairs.items()}
+    return {key: int(value) if value.isdigit() else value for key, value in pairs.items() if value != "None"}
 
 
 def lines(heads: list[str], table: list[list[str]]) -> str:

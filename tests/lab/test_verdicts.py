@@ -173,6 +173,13 @@ def test_verdicts_follow_the_data(speeds, first, second):
     assert (claims["C1"].verdict, claims["C2"].verdict) == (first, second)
 
 
+def test_one_seed_has_no_interval():
+    claim = judged(runs(1))["C2"]
+    assert claim.verdict == "inconclusive"
+    assert "Adam U-Clip 0.60 (one seed) (95 % intervals)" not in claim.ours
+    assert "Adam U-Clip 0.60 (one seed)" in claim.ours
+
+
 def test_two_seeds_are_too_few():
     claims = judged(runs(2))
     assert {claims[name].verdict for name in ("C1", "C2", "C3", "C4")} == {"inconclusive"}

@@ -87,7 +87,8 @@ def speed(summary: Summary, optimizers: Sequence[str], methods: Sequence[Method]
     if not effects:
         return _evidence(summary, cells)
     told = "; ".join(f"{label} {effect.as_ratio}" for label, effect in effects.items())
-    ours = f"epochs against the optimizer alone, median over batch {_batches(cells)}: {told} (95 % intervals)"
+    ours = f"epochs against the optimizer alone, median over batch {_batches(cells)}: {told}"
+    ours += " (95 % intervals)" if any(effect.seeds > 1 for effect in effects.values()) else ""
     if len(groups) == 1:  # the claim of one method is worth the question whether it only wants another rate
         ours += "".join(f"; {shift}" for shift in shifts(summary, methods[0]) if shift.cell in cells)
     if len(effects) < len(groups):

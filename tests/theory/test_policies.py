@@ -63,6 +63,29 @@ def test_the_new_bias_of_gated_is_far_below_the_old_for_fair_noise_of_five_radii
     assert old > 0.5 > 0.13 > new
 
 
+def test_the_bias_of_gated_is_the_smaller_of_two():
+    """Bounded noise: each part by whichever bound is smaller, above what is seen and below either bound alone."""
+    rng = np.random.default_rng(11)
+    policy, steps = Gated(decay=0.97, cap=5), 150
+    law, tilt = Uniform(rng.uniform(1.5, 4.0, POINTS)), rng.uniform(-0.2, 0.2, POINTS)
+    lost, _ = dropping(Component(1.0), policy, law, tilt, steps)
+    bound = np.abs(tilt) + law.scale
+    given = {"clipped_mean": np.abs(tilt), "policy": policy, "radius": 1.0}
+    rate = bounds.lundberg_rate(alpha=1.0 - np.abs(tilt), noise=law)
+    old = np.mean([bounds.gated_bias(t, gradient_bound=bound, rate=rate, **given) for t in range(1, steps + 1)], axis=0)
+    other = given | {"excess": bound - 1.0, "variance": law.variance}
+    new = policies.gated_average_bias(steps, **other)
+    both = policies.gated_average_bias(steps, gradient_bound=bound, rate=rate, **other)
+    on_average(lost, both)
+    assert (both <= np.minimum(old, new) * (1 + 1e-12)).all()
+    assert (old < new).any()
+    assert (new < old).any()
+    with pytest.raises(bounds.OutsideConditionsError, match="gradient_bound >= radius"):
+        policies.gated_average_bias(steps, gradient_bound=0.5, **other)
+    with pytest.raises(bounds.OutsideConditionsError, match="rate > 0"):
+        policies.gated_average_bias(steps, rate=0.0, **other)
+
+
 def test_the_past_that_shuts_the_gate_is_rare():
     """The feeds of a run, weighted as the gate does; the event belongs to the past of each step."""
     rng, policy = np.random.default_rng(3), Gated(decay=0.95)
@@ -131,7 +154,7 @@ def test_drip_pays_like_an_average_forgets(region):
 @pytest.mark.parametrize("over", [Component, Norm])
 def test_drips_carry_never_exceeds_its_cap(policy, over):
     rng = np.random.default_rng(7)
-    lanes = Lanes(over(0.5), policy, (RUNS := 500, 2))
+    lanes = Lanes(over(0.5), policy, (RUNS := 2000, 2))
     largest = 0.0
     for _ in range(200):
         lanes.step(rng.standard_t(1.2, (RUNS, 2)) + 3.0 * np.sign(lanes.carry + 1e-9))

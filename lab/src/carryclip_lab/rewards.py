@@ -71,5 +71,3 @@ class SeenCarry(VectorClipRewardWithCarry):
 
     def _with_carry(self, observations: np.ndarray) -> np.ndarray:
         return np.column_stack([observations, self.rewards.carry]).astype(np.float32)
-
-

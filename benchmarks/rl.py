@@ -3,7 +3,7 @@
     python benchmarks/rl.py            # run what is missing, about 20 minutes on an idle core, and print the tables
     python benchmarks/rl.py --smoke    # one seed of every trial, much shortened; nothing is kept
     python benchmarks/rl.py --show     # only print them
-    python benchmarks/rl.py --write    # put them into docs/reinforcement-learning.md
+    python benchmarks/rl.py --write    # put them into docs/reinforcement-learning.md, and draw docs/figures/critics.svg
 
 Every run is kept in ``benchmarks/rl.json``, and one that is there is not run again. A trial is one function:
 ``trial(environment, method, seed) -> {"calibration", "error", "return"}``.
@@ -45,7 +45,6 @@ from carries import T95
 from gymnasium.vector import VectorEnv
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
-from torch import Tensor
 
 from carryclip import CarryClipWarning, Norm, Quantile
 from carryclip.carry import DEFAULT
@@ -61,6 +60,7 @@ from sb3_ppo import agent as sb3_lottery
 RESULTS = Path(__file__).with_name("rl.json")
 PAGE = Path(__file__).parents[1] / "docs" / "reinforcement-learning.md"
 MARK, END = "<!-- rl: written by benchmarks/rl.py -->", "<!-- end of the tables -->"
+PICTURE = PAGE.parent / "figures" / "critics.svg"
 SEEDS = 5
 
 
@@ -322,6 +322,33 @@ def table(results: dict[Run, dict[str, float]]) -> str:
     return "\n".join(lines)
 
 
+def draw(results: dict[Run, dict[str, float]]) -> None:
+    """Calibration of every method in every environment: a point for each seed, and the mean."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    judge, shown = Judge(results), list(METHODS)
+    figure, axes = plt.subplots(1, len(SETTINGS), figsize=(11.0, 2.7), sharey=True, layout="constrained")
+    for axis, environment in zip(axes, SETTINGS, strict=True):
+        axis.axvspan(0.9, 1.1, color="0.93", zorder=0)
+        axis.axvline(1.0, color="0.5", linewidth=0.7, zorder=1)
+        for method in methods(environment):
+            place, values = shown.index(method), judge.values(environment, method, "calibration")
+            colour = "C3" if method in REWARDS else "C0"
+            axis.plot(values, np.full(len(values), place), "o", color=colour, markersize=3, alpha=0.5)
+            axis.plot(values.mean(), place, "|", color="black", markersize=9, markeredgewidth=1.6)
+        axis.set(title=environment, xlim=(-0.1, 2.3), ylim=(len(shown) - 0.5, -0.5))
+        axis.spines[["top", "right"]].set_visible(False)
+    names = [method if method in GRADIENTS else f"rewards {method}" for method in shown]
+    axes[0].set_yticks(range(len(shown)), names)
+    figure.supxlabel("mean value of the critic / mean return", fontsize=9)
+    with matplotlib.rc_context({"svg.hashsalt": "critics"}):
+        figure.savefig(PICTURE, metadata={"Date": None})
+    plt.close(figure)
+
+
 def smoke() -> None:
     """One seed of every trial, a tenth as long; prints what it finds and keeps nothing."""
     for environment, method, _ in runs(1):
@@ -349,6 +376,7 @@ def main() -> None:
         return
     if given.write:
         PAGE.write_text(write_page(read()), encoding="utf-8")
+        draw(read())
         return
     if not given.show:
         run_missing(given.seeds)

@@ -11,6 +11,13 @@ def test_the_tables_of_the_page_come_from_the_committed_runs():
     assert rl.write_page(rl.read()) == page, "run: python benchmarks/rl.py --write"
 
 
+def test_the_picture_of_the_page_comes_from_the_committed_runs(monkeypatch, tmp_path):
+    committed = rl.PICTURE.read_text(encoding="utf-8")
+    monkeypatch.setattr(rl, "PICTURE", tmp_path / "critics.svg")
+    rl.draw(rl.read())
+    assert rl.PICTURE.read_text(encoding="utf-8") == committed, "run: python benchmarks/rl.py --write"
+
+
 def test_runs_are_those_of_the_plan_and_no_method_is_missing():
     found = rl.read()
     assert set(found) <= set(rl.runs())

@@ -5,6 +5,7 @@ them, and at the end that is tried.
 """
 
 import inspect
+import itertools
 import math
 
 import numpy as np
@@ -130,13 +131,12 @@ for _ in range(3):
     eta, u, D = (RNG.uniform(0.1, 1.0, 5).tolist() for _ in range(3))
     down = sorted(eta, reverse=True)
     far = drawn(0.5, 3.0)
-    found = far**2 / (2 * down[-1]) + far * D[-1] + sum(e * (x * x / 2 + x * y) for e, x, y in zip(down, u, D))
-    case(rates.projected_regret, found, rates=down, update_norms=u, carry_norms=D, diameter=far)
-    found = far**2 / (2 * down[-1]) + sum(e * (x * x / 2 + x * y) for e, x, y in zip(down, u, D))
-    case(rates.leader_regret, found, rates=down, gradient_norms=u, carry_norms=D, distance=far)
+    spent = far**2 / (2 * down[-1]) + sum(e * (x * x / 2 + x * y) for e, x, y in zip(down, u, D, strict=True))
+    case(rates.projected_regret, spent + far * D[-1], rates=down, update_norms=u, carry_norms=D, diameter=far)
+    case(rates.leader_regret, spent, rates=down, gradient_norms=u, carry_norms=D, distance=far)
     squares, average = sum(e * e for e in eta), settled(alpha, v)
     case(rates.update_carry, average * squares, rates=eta, alpha=alpha, variance=v)
-    jump = far * most * sum(abs(x - y) for x, y in zip(eta, eta[1:]))
+    jump = far * most * sum(abs(x - y) for x, y in itertools.pairwise(eta))
     case(rates.unit_price, jump, rates=eta, domain=far, carry=most)
     given = {"distance": far, "gradient_square": M, "mean_gradient": mean, "alpha": alpha, "variance": v}
     found = far**2 + squares * M + 2 * mean * average * squares

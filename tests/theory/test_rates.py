@@ -155,7 +155,7 @@ def test_gradient_units_pay_for_a_schedule_once():
     given |= {"alpha": alpha, "variance": width**2 / 3}
     bound = rates.schedule_regret(eta, jump=jump, carry=largest, **given)
     dominates(regret, bound, noticed=0.6)
-    with pytest.raises(bounds.OutsideConditionsError, match="needs carry, a bound on .* rates that rise"):
+    with pytest.raises(bounds.OutsideConditionsError, match=r"needs carry, a bound on .* rates that rise"):
         rates.schedule_regret(eta, jump=jump, **given)
     falls = rates.schedule_regret(eta[::-1], jump=jump, **given)
     assert falls == pytest.approx(rates.schedule_regret(eta[::-1], jump=jump, carry=100.0, **given)), "not needed there"

@@ -56,8 +56,8 @@ class SeenCarry(VectorClipRewardWithCarry):
 
     def __init__(self, env: VectorEnv, radius: float, **options: Any) -> None:
         super().__init__(env, radius, **options)
-        size = env.single_observation_space.shape[0] + 1
-        self.single_observation_space = Box(-np.inf, np.inf, (size,), np.float32)
+        seen: Any = env.single_observation_space
+        self.single_observation_space = Box(-np.inf, np.inf, (seen.shape[0] + 1,), np.float32)
 
     def reset(self, **given: Any) -> Any:
         """As before, and the carry."""

@@ -132,7 +132,7 @@ def gated_average_bias(
 def _mean_over_time(
     probability: Callable[..., Array], steps: int, clipped_mean: np.ndarray, policy: Gated
 ) -> np.ndarray:
-    """The mean over t = 1..steps of ``late_shut`` or ``gate_shut``, which hardly change once the average has settled."""
+    """The mean of ``late_shut`` or ``gate_shut`` over t = 1..steps; once the average has settled they hardly change."""
     settled = min(steps, math.ceil(40.0 / -math.log(policy.decay)) if policy.decay > 0.0 else 2)
     early = probability(np.arange(1.0, settled + 1.0), clipped_mean=clipped_mean[..., None], policy=policy)
     late = probability(float(settled), clipped_mean=clipped_mean, policy=policy)

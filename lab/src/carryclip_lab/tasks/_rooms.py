@@ -117,7 +117,8 @@ class OneHot(gymnasium.ObservationWrapper):
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
-        self.count = int(env.observation_space.n)
+        numbers: Any = env.observation_space
+        self.count = int(numbers.n)
         self.observation_space = Box(0.0, 1.0, (self.count,), np.float32)
 
     def observation(self, observation: int) -> np.ndarray:

@@ -1,7 +1,6 @@
 """Policy and critic by PPO, where rewards are rare and large, ordinary, or noise: does the critic learn the truth?"""
 
 import contextlib
-import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from carryclip_lab.checks import check_choice, check_whole, make_float
-from carryclip_lab.data.unpack import DataError
 from carryclip_lab.problem import Problem
 from carryclip_lab.spec import Spec
 from carryclip_lab.task import Judged, Kind, Place, Task, load
@@ -81,11 +79,6 @@ class Ppo(Task):
                 f"divide the first, and steps be a multiple of {PASSES} * {ENVS * STEPS:,} / batch; got batch "
                 f"{spec.batch} and steps {self.steps}."
             )
-
-    def at_hand(self, data: str | None) -> None:
-        """Environments are Gymnasium's."""
-        if importlib.util.find_spec("gymnasium") is None:
-            raise DataError("Reinforcement learning needs Gymnasium: pip install gymnasium")
 
     def problem(self, spec: Spec, place: Place) -> Problem:
         """Environments and networks; what is done to rewards is the method's."""

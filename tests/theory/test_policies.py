@@ -41,6 +41,18 @@ def test_a_cap_of_few_radii_comes_near_its_bound():
     dominates(lost, policies.capped_bias(variance=law.variance, radius=0.5, cap=40), noticed=0.3)
 
 
+def test_a_mean_that_holds_the_carry_up_comes_close_to_a_caps_bound():
+    """A mean gradient of one radius with the carry, at a margin of 0: nothing is paid but by noise."""
+    rng, runs, steps, radius, cap = np.random.default_rng(12), 1000, 3000, 1.0, 10
+    lanes, lost = Lanes(Component(radius), Capped(cap), (1, runs, 1)), np.zeros((1, runs))
+    for _ in range(steps):
+        carry = lanes.carry
+        gradient = np.where(carry >= 0.0, radius, -radius) + 0.5 * rng.choice([-1.0, 1.0], (1, runs, 1))
+        update = lanes.step(gradient)
+        lost += norms(gradient + carry - update - lanes.carry) / steps
+    dominates(lost, policies.capped_bias(variance=0.25, radius=radius, cap=cap), noticed=0.8)
+
+
 @pytest.mark.parametrize("over", [Component, Norm])
 def test_what_gated_drops(over):
     """Noise of several radii around a small mean: no bound on gradients, no exponential moment."""

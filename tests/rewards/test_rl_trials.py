@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import rl
 
+from carryclip_lab.tasks._critic import returns
+
 
 def test_the_tables_of_the_page_come_from_the_committed_runs():
     page = rl.PAGE.read_text(encoding="utf-8")
@@ -34,7 +36,7 @@ def test_returns_by_hand():
     rewards = np.array([[1.0], [2.0], [4.0], [8.0], [16.0]])
     ends = np.array([[False], [True], [False], [True], [False]])
     cuts = np.array([[False], [False], [False], [True], [False]])
-    told, true, sums = rl.returns(values, rewards, ends, cuts, 0.5)
+    told, true, sums = returns(values, rewards, ends, cuts, 0.5)
     assert told.tolist() == [2.0, 1.0], "neither what was cut off nor what has not ended"
     assert true.tolist() == [2.0, 2.0]
     assert sorted(sums) == [3.0, 12.0]

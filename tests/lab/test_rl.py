@@ -7,6 +7,7 @@ import rl
 import torch
 from ppo_loop import Agent, train
 
+from carryclip import Norm
 from carryclip_lab import grid
 from carryclip_lab.analysis.naming import CLIP, FULL, NONE
 from carryclip_lab.analysis.summary import summarise
@@ -79,6 +80,15 @@ def test_a_published_run_is_a_run_of_the_study():
     )
     *_, epoch, _ = training.train(spec)
     assert epoch.metrics == pytest.approx(rl.read()["chain", "default", 0], rel=0.02)
+
+
+def test_the_small_study_is_as_long_as_the_published_runs():
+    for spec in grid.load("rl-small").specs:
+        task, (name,) = spec.recipe, [name for name in rl.SETTINGS if name.lower() == spec.recipe.environment]
+        setting = rl.SETTINGS[name]
+        assert (task.discount, task.steps, task.measured) == (setting.discount, 32 * setting.rounds, 600)
+        assert (spec.lr, spec.batch, spec.seed < rl.SEEDS) == (2.5e-3, 128, True)
+        assert spec.region in (None, repr(Norm(rl.GRADIENTS["clip 0.5"].radius)))
 
 
 def test_measuring_leaves_no_trace_in_the_training():

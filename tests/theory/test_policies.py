@@ -116,6 +116,25 @@ def test_the_past_that_shuts_the_gate_is_rare():
     assert policies.late_shut(80, clipped_mean=clipped.max(), policy=policy) < 0.7
 
 
+def test_a_gate_that_is_fed_is_seldom_open_after_the_worst_history():
+    """Carries of 10,000 radii that are drained for a while, then fed; one that grows shows an open gate."""
+    rng, policy = np.random.default_rng(13), Gated(decay=0.9, cap=1e6)
+    mean, width = rng.uniform(0.75, 1.0, (POINTS, 1)), rng.uniform(0.2, 0.9, (POINTS, 1))
+    clipped = np.clip(mean + width * np.linspace(-1, 1, 200_001), -1.0, 1.0).mean(1)
+    lanes, opened = Lanes(Component(1.0), policy, (POINTS, SEEDS, 1)), 0.0
+    lanes.step(np.full((POINTS, SEEDS, 1), 1e4))
+    for _ in range(60):
+        lanes.step(np.full((POINTS, SEEDS, 1), -2.0))
+    for n in range(1, 61):
+        before = lanes.carry[..., 0]
+        lanes.step((mean + width * (2.0 * rng.random((1, SEEDS)) - 1.0))[..., None])
+        grew = lanes.carry[..., 0] > before
+        rarely(grew, bounds.gate_open(n, clipped_mean=clipped, policy=policy))
+        opened = max(opened, grew.mean())
+    assert opened > 0.2, "it was open at first"
+    assert (bounds.gate_open(60, clipped_mean=clipped, policy=policy) < 0.9).any()
+
+
 def test_the_regret_of_a_policy_that_drops():
     """|x| from 1 with skewed noise: SGD's bound, the carry's price and R times what is dropped."""
     rng = np.random.default_rng(5)

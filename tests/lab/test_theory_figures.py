@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from carryclip import cli
 from carryclip.theory import calculator
+from carryclip_lab import cli
 from carryclip_lab.theory_figures import claims, regret, sweeps
 from carryclip_lab.theory_figures.main import ALONE, STUDIES, main
 from carryclip_lab.theory_figures.study import Scale, side_by_side, slope

@@ -64,7 +64,10 @@ def compute(scale: Scale, tick: Tick) -> list[Simulation]:
             parts.append(functools.partial(_run, RIPPLES, Component(RADIUS), setting))
     for problem, _, rate, _ in HILLS.values():
         steps = min(scale.steps, 4000)
-        parts.append(functools.partial(_run, problem, Component(1.0), {"lr": rate, "steps": steps, "seeds": 1}))
+        every = {"times": range(1, steps + 1, 5)}  # or the tips of the path are cut off
+        parts.append(
+            functools.partial(_run, problem, Component(1.0), {"lr": rate, "steps": steps, "seeds": 1, **every})
+        )
     return side_by_side(parts, tick)
 
 
@@ -93,7 +96,8 @@ def present(scale: Scale, seen: list[Simulation]) -> Result:
     left.legend(frameon=False, fontsize=8)
     hills = zip(HILLS.items(), seen[-2:], ("black", "C0"), strict=True)
     for (name, (problem, function, rate, count)), one, colour in hills:
-        right.plot(one.times * rate, one.mean_position[:, 0], color=colour, label=f"f = {name}")
+        times, path = np.append(0.0, one.times * rate), np.append(problem.start, one.mean_position[:, 0])
+        right.plot(times, path, color=colour, label=f"f = {name}")
         points = nonconvex.turning_points(function, float(problem.start), radius=1.0, count=count)
         passed = np.concatenate([[0.0], np.cumsum(np.abs(np.diff(points)))])
         inside = passed <= one.times[-1] * rate

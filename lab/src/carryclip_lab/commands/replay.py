@@ -11,7 +11,7 @@ from carryclip_lab.commands.status import find
 from carryclip_lab.engine import work
 from carryclip_lab.engine.settings import Setting
 from carryclip_lab.store.database import StoreError
-from carryclip_lab.store.records import End, Epoch, Progress
+from carryclip_lab.store.records import End, Epoch, Progress, Record
 from carryclip_lab.store.store import Store
 
 COMPARED = [field.name for field in fields(Epoch) if field.name != "seconds"]
@@ -52,7 +52,8 @@ def main(start: str, path: str, data: str | None = None) -> int:
             status.update(f"Training: epoch {event.epoch} of {len(recorded)}{said}")
     different = differences(recorded, again)
     if end is not None and (end.outcome, end.reached) != (record.outcome, record.reached):
-        complain(console, f"It ended otherwise: recorded {record.outcome}, now {end.outcome}. {end.message or ''}")
+        before, now = (_said(ended) for ended in (record, end))
+        complain(console, f"It ended otherwise: recorded {before}, now {now}. {end.message or ''}".rstrip())
     elif not different:
         console.print(f"Every number of its {len(recorded)} epochs is the same.")
         return 0
@@ -65,6 +66,12 @@ def main(start: str, path: str, data: str | None = None) -> int:
         if here.get(key) != value and key != "commit":
             console.print(f"Recorded with {key} {value}, here {here.get(key)}.", highlight=False)
     return 1
+
+
+def _said(ended: Record | End) -> str:
+    """How a run has ended, in words."""
+    epoch = "" if ended.reached is None else f" in epoch {ended.reached}"
+    return f"{str(ended.outcome).replace('_', ' ')}{epoch}"
 
 
 def differences(recorded: list[Epoch], again: list[Epoch]) -> list[tuple[int, str, object, object]]:

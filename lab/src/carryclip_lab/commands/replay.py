@@ -6,7 +6,8 @@ from dataclasses import fields
 from rich.console import Console
 from rich.table import Table
 
-from carryclip_lab.commands.output import complain
+from carryclip_lab.checks import UserError
+from carryclip_lab.commands.output import complain, tells_errors
 from carryclip_lab.commands.status import find
 from carryclip_lab.engine import work
 from carryclip_lab.engine.settings import Setting
@@ -17,24 +18,19 @@ from carryclip_lab.store.store import Store
 COMPARED = [field.name for field in fields(Epoch) if field.name != "seconds"]
 
 
+@tells_errors
 def main(start: str, path: str, data: str | None = None) -> int:
     """0 if every number is the same, 1 if one differs, 2 if there is nothing to compare with."""
     console = Console()
-    try:
-        with Store(path, create=False) as store:
-            run = find(store, start)
-            store.check(run)
-            record = store.record_of(run)
-            recorded = store.epochs(run)
-    except StoreError as error:
-        complain(console, error)
-        return 2
+    with Store(path, create=False) as store:
+        run = find(store, start)
+        store.check(run)
+        record = store.record_of(run)
+        recorded = store.epochs(run)
     if record.outcome is None:
-        complain(console, f"Run {run} is not done yet; see carryclip status --store {path}")
-        return 2
+        raise StoreError(f"Run {run} is not done yet; see carryclip status --store {path}")
     if (needs := record.spec.recipe.needs) and data is None:
-        complain(console, f"Run {run} is of {record.spec.task}, which needs {needs}.")
-        return 2
+        raise UserError(f"Run {run} is of {record.spec.task}, which needs {needs}.")
     threads = int(record.environment.get("threads", 1))
     device = record.environment.get("device", "cpu")
     setting = Setting(threads=threads, device=device, paths=(os.getcwd(),), data=data)

@@ -13,9 +13,8 @@ from rich.console import Console
 
 from carryclip_lab import grid
 from carryclip_lab import task as tasks
-from carryclip_lab.checks import check_keys
-from carryclip_lab.commands.output import complain, make_folder
-from carryclip_lab.data.unpack import DataError
+from carryclip_lab.checks import UserError, check_keys
+from carryclip_lab.commands.output import make_folder, tells_errors
 from carryclip_lab.engine.owners import free_the_dead
 from carryclip_lab.engine.settings import Options, Setting
 from carryclip_lab.spec import FIELDS, parse
@@ -23,7 +22,7 @@ from carryclip_lab.store.database import StoreError
 from carryclip_lab.store.store import Store
 
 
-class InputError(ValueError):
+class InputError(UserError):
     """Something on the command line that cannot be meant."""
 
 
@@ -86,6 +85,7 @@ def _canonical(key: str, value: str, own: dict[str, Any]) -> str:
     return value
 
 
+@tells_errors
 def main(
     what: Sequence[str],
     *,
@@ -110,24 +110,21 @@ def main(
             return _follow(Path(store), setting, team)
         chosen = with_data(chosen, wanted, setting, console)
         _check(chosen, wanted, setting, theory, processes=1 if team is None else team.size)
-    except (ValueError, DataError) as error:
-        complain(console, error)
+    except (ValueError, UserError) as error:
         if team is not None:
             team.told(None)  # the others may go home
-        return 2
-    folder = make_folder(out, console)
+        raise UserError(error) from None
     path = Path(store)
-    if folder is None or make_folder(str(path.parent), console) is None:
-        return 2
+    make_folder(out)
+    make_folder(path.parent)
     from carryclip_lab.engine.supervise import supervise
 
     try:
         if not resume:
             _set_aside(path, console)
         code = supervise(chosen, path, setting, console, wanted, retry=retry, team=team)
-    except (StoreError, sqlite3.Error, ValueError, ConnectionError) as error:
-        complain(console, error)
-        return 2
+    except (sqlite3.Error, ValueError, ConnectionError) as error:
+        raise UserError(error) from None
     if code == 130:
         return code
     from carryclip_lab.analysis.summary import runs_of, summaries

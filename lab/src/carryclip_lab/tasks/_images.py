@@ -88,10 +88,14 @@ class ToTarget(Problem):
 
     def __init__(self, spec: Spec, data: Images) -> None:
         super().__init__(spec, steps=math.ceil(len(data.labels) / spec.batch))
-        self.data, self.build = data, data.build
+        self.data = data
         self.order = torch.Generator().manual_seed(2 * spec.seed + 1)
         self._first, self._batches = 0, [torch.arange(0)]
         self.total = self.right = torch.zeros(0)
+
+    def build(self, generator: torch.Generator) -> nn.Module:
+        """The network that comes with the images."""
+        return self.data.build(generator)
 
     def begin(self, step: int) -> None:
         """Draw the epoch's order."""

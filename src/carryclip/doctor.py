@@ -39,7 +39,7 @@ def main(packages: Mapping[str, str] | None = None, checks: Mapping[str, Check] 
     print(f"cores: {os.cpu_count()}")
     print("\npackages")
     for package, use in {**PACKAGES, **(packages or {})}.items():
-        print(f"  {package:17} {_version(package) or 'not installed':16} {use}")
+        print(f"  {package:17} {version_of(package) or 'not installed':16} {use}")
     print("\nchecks")
     own: dict[str, Check] = {"reference": _check_reference, "torch": _check_torch, "optax": _check_optax}
     results = [_report(name, check) for name, check in {**own, **(checks or {})}.items()]
@@ -47,7 +47,8 @@ def main(packages: Mapping[str, str] | None = None, checks: Mapping[str, Check] 
     return 0 if all(results) else 1
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -7,6 +7,7 @@ from cyclopts import App, Group, Parameter
 
 from carryclip import __version__
 from carryclip import cli as library
+from carryclip_lab.engine.settings import Options
 
 app = App(
     name="carryclip",
@@ -64,6 +65,7 @@ def bench(
     return main(quick=quick, part=part, model=model, repeats=repeats, compile=compile, jax=jax, out=out)
 
 
+USUAL = Options()
 _Theory = Group("Figures of the theory", sort_key=2)
 _Studies = Group("Studies", sort_key=1)
 STORE, REPORT = "carryclip-store.sqlite", "carryclip-report"
@@ -74,17 +76,7 @@ def reproduce(
     *what: str,
     tier: Annotated[Literal["smoke", "small", "paper"] | None, Parameter(group=_Studies)] = None,
     only: Annotated[list[str] | None, Parameter(group=_Studies)] = None,
-    engine: Annotated[Literal["local", "ray"], Parameter(group=_Studies)] = "local",
-    address: Annotated[str | None, Parameter(group=_Studies)] = None,
-    workers: Annotated[int | None, Parameter(group=_Studies)] = None,
-    threads: Annotated[int, Parameter(group=_Studies)] = 1,
-    device: Annotated[str, Parameter(group=_Studies)] = "cpu",
-    gpus: Annotated[float, Parameter(group=_Studies)] = 0.0,
-    timeout: Annotated[float | None, Parameter(group=_Studies)] = None,
-    memory: Annotated[float | None, Parameter(group=_Studies)] = None,
-    data: Annotated[str | None, Parameter(group=_Studies)] = None,
-    strict: Annotated[bool, Parameter(group=_Studies)] = False,
-    keep: Annotated[bool, Parameter(group=_Studies)] = False,
+    options: Annotated[Options, Parameter(name="*", group=_Studies)] = USUAL,
     store: Annotated[str, Parameter(group=_Studies)] = STORE,
     resume: Annotated[bool, Parameter(group=_Studies)] = True,
     retry: Annotated[bool, Parameter(group=_Studies)] = False,
@@ -110,18 +102,7 @@ def reproduce(
             plan" says how long they take.
         tier: all studies of a tier, or those of the families that are named: digits, cifar10, evidence, rl, imagenet.
         only: a part of a study: field=value or field=value,value; several times for several fields.
-        engine: "local" for processes on this machine, "ray" for a cluster.
-        address: of the Ray cluster; "auto" for one that runs here.
-        workers: runs at a time; as many as there are cores, or as the cluster has room for.
-        threads: of each worker; another number may change the last bits of results.
-        device: where to train, such as "cuda".
-        gpus: share of a GPU for each worker on a cluster.
-        timeout: hours after which a run is given up; 24 by default, and as many as it needs for imagenet.
-        memory: GB that a worker may take before its run is given up.
-        data: folder of images for imagenet: train and val, in each a folder per class; the smoke tier makes its own.
-            Or a text file for the language model of evidence, instead of the one it has.
-        strict: let an image that cannot be read end its run, instead of counting it.
-        keep: keep the last checkpoint of every ImageNet run, beside the store.
+        options: how to run it.
         store: file for the results.
         resume: go on with the store that is there; --no-resume sets it aside.
         retry: do runs again that crashed, ran out of memory or took too long.
@@ -139,21 +120,8 @@ def reproduce(
         from carryclip_lab.theory_figures.study import Scale
 
         return draw(what[0], Scale(steps, seeds, points, seed, reading, pooled), out or "carryclip-theory")
-    from carryclip_lab.commands.reproduce import main, options_from
+    from carryclip_lab.commands.reproduce import main
 
-    options = options_from(
-        engine=engine,
-        address=address,
-        workers=workers,
-        threads=threads,
-        device=device,
-        gpus=gpus,
-        timeout=timeout,
-        memory=memory,
-        data=data,
-        strict=strict,
-        keep=keep,
-    )
     return main(
         what,
         tier=tier,

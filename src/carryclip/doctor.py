@@ -48,7 +48,7 @@ def main(
     print(f"cores: {os.cpu_count()}")
     print("\npackages")
     for package, use in uses.items():
-        print(f"  {package:17} {_version(package) or 'not installed':16} {use}")
+        print(f"  {package:17} {version_of(package) or 'not installed':16} {use}")
     print("\nchecks")
     well = True
     for name, check in made.items():
@@ -66,14 +66,15 @@ def _as_json(uses: Mapping[str, str], made: Mapping[str, Check]) -> int:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),
-        "packages": {package: _version(package) for package in uses},
+        "packages": {package: version_of(package) for package in uses},
         "checks": {name: {"outcome": outcome, "said": said} for name, (outcome, said) in outcomes.items()},
     }
     print(json.dumps(told, indent=1))
     return 1 if any(outcome == "failed" for outcome, _ in outcomes.values()) else 0
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

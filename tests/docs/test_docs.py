@@ -1,5 +1,6 @@
 """The Python in README and docs runs, every example runs, and every public name is documented."""
 
+import csv
 import importlib
 import importlib.util
 import json
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 
 import figures
 import published
+import pyarrow.parquet
 import pytest
 import table
 import torch
@@ -24,6 +26,7 @@ import carryclip.theory
 import carryclip.torch
 from carryclip import CarryClipWarning
 from carryclip_lab import grid
+from carryclip_lab.store.export import export
 from carryclip_lab.store.store import Store
 from snippets import snippets
 
@@ -246,6 +249,22 @@ def test_results_come_from_the_published_runs(page):
     text = page.read_text(encoding="utf-8")
     assert "<!-- results: " in text
     assert published.filled(page) == text, "run: python benchmarks/published.py --write"
+
+
+def test_a_store_with_the_published_runs_is_what_was_published(tmp_path):
+    folder = published.FOLDERS["slice"]
+    published.restore(folder, str(tmp_path / "again.sqlite"))
+    with Store(tmp_path / "again.sqlite", create=False) as store:
+        store.check()
+        export(store, tmp_path)
+    rows = [
+        list(csv.DictReader((place / "runs.csv").read_text(encoding="utf-8").splitlines()))
+        for place in (folder, tmp_path)
+    ]
+    assert len(rows[0]) == 8
+    assert [{key: row[key] for key in rows[0][0]} for row in rows[1]] == rows[0]
+    epochs = [pyarrow.parquet.read_table(place / "epochs.parquet").to_pylist() for place in (folder, tmp_path)]
+    assert [{key: row[key] for key in epochs[0][0]} for row in epochs[1]] == epochs[0]
 
 
 def helper(name):

@@ -145,7 +145,7 @@ def test_what_goes_wrong_on_a_cluster_is_an_outcome_too(tmp_path):
     head, _, _ = STUDY.partition("[[grid]]")
     methods = "".join(f'[[grid]]\nmethod = "faulty_methods:{name}"\n' for name in ("nan", "fail", "segfault", "hang"))
     study = head.replace("[0, 1, 2]", "[0, 1]").replace("epochs = 5", "epochs = 1") + methods
-    code, out = run_study(tmp_path, tmp_path / "a.sqlite", study, engine="ray", timeout=30.0)
+    code, out = run_study(tmp_path, tmp_path / "a.sqlite", study, engine="ray", timeout=30 / 3600)
     with Store(tmp_path / "a.sqlite") as store:
         found = {record.spec.label: record for record in store.records("study") if record.spec.seed == 1}
         others = {record.outcome for record in store.records("study") if record.spec.seed == 0}

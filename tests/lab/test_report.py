@@ -59,7 +59,7 @@ def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("report")
     own = {"optimizer": "sgd", "batch": 5, "lr": 0.1, "epochs": 9, "seed": 0, "task": "digits"}
     with Store(made / "runs.sqlite") as store:
-        fill(store, Study("small", "Small", "small", tuple(specs(examples=2000))), leave=4)
+        fill(store, Study("small", "Small", "small", tuple(specs())), leave=4)
         fill(store, Study("smoke", "Smoke", "smoke", tuple(specs(task="digits"))))
         odd = Study(HOSTILE, ATTACK, "smoke", (Spec(**own), Spec(**own, method=f"{ATTACK}:f")))
         fill(store, odd, crash=f"RuntimeError: {ATTACK}")

@@ -11,6 +11,7 @@ from cyclopts import App, Group, Parameter
 
 from carryclip import __version__
 from carryclip import cli as library
+from carryclip_lab.engine.settings import Options
 
 app = App(
     name="carryclip",
@@ -71,6 +72,7 @@ def bench(
     return main(quick=quick, part=part, model=model, repeats=repeats, compile=compile, jax=jax, out=out)
 
 
+USUAL = Options()
 _Theory = Group("Figures of the theory", sort_key=2)
 _Studies = Group("Studies", sort_key=1)
 FULL = 2**20
@@ -83,17 +85,7 @@ def reproduce(
     *what: str,
     tier: Annotated[Literal["smoke", "small", "paper"] | None, Parameter(group=_Studies)] = None,
     only: Annotated[list[str] | None, Parameter(group=_Studies)] = None,
-    engine: Annotated[Literal["local", "ray"], Parameter(group=_Studies)] = "local",
-    address: Annotated[str | None, Parameter(group=_Studies)] = None,
-    workers: Annotated[int | None, Parameter(group=_Studies)] = None,
-    threads: Annotated[int, Parameter(group=_Studies)] = 1,
-    device: Annotated[str, Parameter(group=_Studies)] = "cpu",
-    gpus: Annotated[float, Parameter(group=_Studies)] = 0.0,
-    timeout: Annotated[float | None, Parameter(group=_Studies)] = None,
-    memory: Annotated[float | None, Parameter(group=_Studies)] = None,
-    data: Annotated[str | None, Parameter(group=_Studies)] = None,
-    strict: Annotated[bool, Parameter(group=_Studies)] = False,
-    keep: Annotated[bool, Parameter(group=_Studies)] = False,
+    options: Annotated[Options, Parameter(name="*", group=_Studies)] = USUAL,
     store: Annotated[str, Parameter(group=_Studies)] = STORE,
     resume: Annotated[bool, Parameter(group=_Studies, negative="--no-resume")] = True,
     retry: Annotated[bool, Parameter(group=_Studies)] = False,
@@ -115,22 +107,11 @@ def reproduce(
     Args:
         what: a figure: aliasing, quadratics, bias, carry-bounds, adaptive-bounds, regret, norm-carry, wind-up,
             non-convex, recorded, or "theory" for all of these (a minute and a half); corrupted-rank; or studies:
-            digits-smoke, cifar10-small, cifar10-slice, cifar10-paper, evidence-smoke, evidence-small, imagenet-smoke,
-            imagenet-mini, imagenet-paper, or a .toml file of your own.
-        tier: all studies of this size; with the names of families (digits, cifar10, evidence, imagenet), only theirs.
+            digits-smoke, cifar10-small, cifar10-slice, cifar10-claims, cifar10-paper, evidence-smoke, evidence-small,
+            rl-smoke, rl-small, imagenet-smoke, imagenet-mini, imagenet-paper, or a .toml file of your own.
+        tier: all studies of this size, or those of the families named: digits, cifar10, evidence, rl, imagenet.
         only: run a part of a study: field=value, or field=value,value. Give it once for each field to restrict.
-        engine: where runs are trained: "local" for processes on this machine, "ray" for a cluster.
-        address: address of the Ray cluster; "auto" for one that runs on this machine.
-        workers: how many runs are trained at a time; by default one for each core, or as many as fit on the cluster.
-        threads: threads of each worker; another number may change the last bits of results.
-        device: device to train on, such as "cuda".
-        gpus: GPUs for each worker on a cluster; 0.25 lets four share one.
-        timeout: hours after which a run is given up; 24 by default, and unlimited for imagenet.
-        memory: gigabytes that a worker may use before its run is given up.
-        data: folder of images for imagenet, with train and val and in each a folder per class; the smoke tier makes its
-            own images. Or a text file for the language model of evidence, instead of the text it fetches.
-        strict: stop a run at an image that cannot be read, instead of counting such images.
-        keep: keep the last checkpoint of every ImageNet run, beside the store.
+        options: how to run it.
         store: file that holds the results.
         resume: go on from the results in the store; --no-resume renames the old store and begins anew.
         retry: repeat runs that crashed, ran out of memory or took too long.
@@ -148,21 +129,8 @@ def reproduce(
         from carryclip_lab.theory_figures.study import Scale
 
         return draw(what[0], Scale(steps, seeds, points, seed, reading, pooled), out or "carryclip-theory")
-    from carryclip_lab.commands.reproduce import main, options_from
+    from carryclip_lab.commands.reproduce import main
 
-    options = options_from(
-        engine=engine,
-        address=address,
-        workers=workers,
-        threads=threads,
-        device=device,
-        gpus=gpus,
-        timeout=timeout,
-        memory=memory,
-        data=data,
-        strict=strict,
-        keep=keep,
-    )
     return main(
         what,
         tier=tier,
@@ -411,8 +379,8 @@ def _disk_full(error: BaseException | None) -> str | None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             places = _full_places() if error.filename is None else [str(error.filename)]
             return (
-                f"The disk that holds {' or '.join(places)} is full. Make room, then give the same command again: it goes "
-                "on from what is done. Or choose another disk with --out and --store."
+                f"The disk that holds {' or '.join(places)} is full. Make room, then give the same command again: it "
+                "goes on from what is done. Or choose another disk with --out and --store."
             )
         error = error.__cause__ or error.__context__
     return None

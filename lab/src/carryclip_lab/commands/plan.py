@@ -10,17 +10,18 @@ from rich.console import Console
 from rich.table import Table
 
 from carryclip_lab import grid
-from carryclip_lab.commands.output import complain, many
+from carryclip_lab.checks import UserError
+from carryclip_lab.commands.output import many, tells_errors
 from carryclip_lab.data.unpack import DataError
 from carryclip_lab.engine import cost
 from carryclip_lab.engine.settings import Options
 from carryclip_lab.spec import Spec
-from carryclip_lab.store.database import StoreError
 from carryclip_lab.store.records import duration
 from carryclip_lab.store.store import Store
 from carryclip_lab.task import Place, find
 
 
+@tells_errors
 def ask(
     what: Sequence[str],
     *,
@@ -51,9 +52,8 @@ def ask(
         workers = workers or (1 if elsewhere else default_workers(threads, device))
         given = {"store": store, "workers": workers, "threads": threads, "device": device, "data": data}
         return main(chosen, typed, **given, images_per_second=images_per_second, as_json=as_json)
-    except (ValueError, StoreError, DataError) as error:
-        complain(console, error)
-        return 2
+    except ValueError as error:
+        raise UserError(error) from None
 
 
 def _at_hand(chosen: Sequence[grid.Study], data: str | None, console: Console) -> list[grid.Study]:

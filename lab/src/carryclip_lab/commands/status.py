@@ -9,7 +9,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from carryclip_lab.commands.output import complain
+from carryclip_lab.commands.output import tells_errors
 from carryclip_lab.store.database import StoreError
 from carryclip_lab.store.records import FAULTS, OUTCOMES
 from carryclip_lab.store.store import Store
@@ -17,34 +17,32 @@ from carryclip_lab.store.store import Store
 COLUMNS = ("waiting", "running", *OUTCOMES)
 
 
+@tells_errors
 def main(
     path: str, *, watch: bool, failed: bool, check: bool = False, as_json: bool = False, every: float = 2.0
 ) -> int:
     """Say once, or go on saying until all is done or Ctrl-C."""
     console = Console()
+    with Store(path, create=False) as store:
+        if as_json and not watch:
+            print(json.dumps(_failures(store) if failed else as_data(store), indent=1, ensure_ascii=False))
+            return 0
+        if failed:
+            return _failed(store, console)
+        if check:
+            store.check()
+            console.print("Every run that is done is as it was written.")
+            return 0
+        if not watch:
+            console.print(overview(store))
+            return 0
     try:
-        with Store(path, create=False) as store:
-            if as_json and not watch:
-                print(json.dumps(_failures(store) if failed else as_data(store), indent=1, ensure_ascii=False))
-                return 0
-            if failed:
-                return _failed(store, console)
-            if check:
-                store.check()
-                console.print("Every run that is done is as it was written.")
-                return 0
-            if not watch:
-                console.print(overview(store))
-                return 0
         with Live(console=console, auto_refresh=False) as live:
             while watch:
                 with Store(path, create=False) as store:  # anew, since who may only read has a copy
                     live.update(overview(store), refresh=True)
                     watch = any(_unfinished(store, study) for study in store.studies())
                 time.sleep(every if watch else 0.0)
-    except StoreError as error:
-        complain(console, error)
-        return 2
     except KeyboardInterrupt:
         return 130
     return 0

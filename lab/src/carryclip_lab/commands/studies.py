@@ -10,21 +10,19 @@ from rich.console import Console
 from rich.table import Table
 
 from carryclip_lab import grid
-from carryclip_lab.commands.output import complain, many
+from carryclip_lab.checks import UserError
+from carryclip_lab.commands.output import many, tells_errors
 from carryclip_lab.spec import Spec
 
 SHOWN = 12
 """Of a field with more values than that, the first few are shown; all of them with --json."""
 
 
+@tells_errors
 def main(what: Sequence[str], *, as_json: bool) -> int:
     """List everything, or say what the named studies have."""
     console = Console()
-    try:
-        chosen = [grid.load(known(name)) for name in (what or grid.names())]
-    except ValueError as error:
-        complain(console, error)
-        return 2
+    chosen = [_loaded(name) for name in (what or grid.names())]
     if as_json:
         told: dict[str, Any] = {"studies": [_as_data(study) for study in chosen]}
         if not what:
@@ -43,20 +41,27 @@ def main(what: Sequence[str], *, as_json: bool) -> int:
     return 0
 
 
+def _loaded(name: str) -> grid.Study:
+    try:
+        return grid.load(known(name))
+    except ValueError as error:
+        raise UserError(error) from None
+
+
 def known(name: str) -> str:
     """The name of a study, or of a file.
 
     Raises:
-        ValueError: nothing has the name; the message has the nearest that is, among figures too.
+        UserError: nothing has the name; the message has the nearest that is, among figures too.
     """
     names = grid.names()
     if name.endswith(".toml") or name in names:
         return name
     if name in figures() or name == "theory":
-        raise ValueError(f"{name} is a figure of the theory, not a study: carryclip reproduce {name}, by itself.")
+        raise UserError(f"{name} is a figure of the theory, not a study: carryclip reproduce {name}, by itself.")
     near = difflib.get_close_matches(name, [*names, *grid.families(), "theory", *figures()], n=1)
     said = f"did you mean {near[0]!r}?" if near else "carryclip studies lists what there is."
-    raise ValueError(f"There is no study {name!r}; {said}")
+    raise UserError(f"There is no study {name!r}; {said}")
 
 
 def figures() -> dict[str, str]:

@@ -16,10 +16,10 @@ from rich.console import Console
 from carryclip import __version__
 from carryclip_lab.analysis import tables
 from carryclip_lab.analysis.claims import VERDICTS, Claim
-from carryclip_lab.commands.output import complain, make_folder
+from carryclip_lab.commands.output import make_folder, tells_errors
 from carryclip_lab.report import runs
 from carryclip_lab.report.sections import Picture, Section, sections
-from carryclip_lab.report.theory import TheoryError, read_theory
+from carryclip_lab.report.theory import read_theory
 from carryclip_lab.store.database import StoreError
 from carryclip_lab.store.store import Store
 
@@ -27,21 +27,16 @@ TIERS = ("paper", "small", "smoke")
 NOT_RUN = "not run at this size"
 
 
+@tells_errors
 def main(store_path: str, studies: list[str], out: str, theory: str | None) -> int:
     """Write the report of some studies, or of all that the store has."""
     console = Console()
-    folder = make_folder(out, console)
-    if folder is None:
-        return 2
-    try:
-        with Store(store_path, create=False) as store, console.status("Drawing ..."):
-            chosen = studies or store.studies()
-            if not chosen:
-                raise StoreError(f"{store_path} has no runs yet; carryclip reproduce makes them.")
-            page = build(store, chosen, folder, theory=Path(theory) if theory else None)
-    except (StoreError, TheoryError) as error:
-        complain(console, error)
-        return 2
+    folder = make_folder(out)
+    with Store(store_path, create=False) as store, console.status("Drawing ..."):
+        chosen = studies or store.studies()
+        if not chosen:
+            raise StoreError(f"{store_path} has no runs yet; carryclip reproduce makes them.")
+        page = build(store, chosen, folder, theory=Path(theory) if theory else None)
     console.print(f"Wrote {', '.join(chosen)}: figures and their numbers are beside it.", highlight=False, markup=False)
     console.print(f"Open {page}", highlight=False, markup=False, soft_wrap=True)
     return 0

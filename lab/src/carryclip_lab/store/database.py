@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
+from carryclip_lab.checks import UserError
 from carryclip_lab.store.records import OUTCOMES
 
 VERSION = 1
@@ -47,7 +48,7 @@ CREATE TABLE IF NOT EXISTS digests (run TEXT PRIMARY KEY REFERENCES runs (id), d
 _TABLES = {"meta", "runs", "titles", "studies", "epochs", "measures", "digests"}
 
 
-class StoreError(RuntimeError):
+class StoreError(UserError):
     """The file cannot be used as a store."""
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from carryclip import __version__
 from carryclip_lab.analysis.claims import Claim
-from carryclip_lab.commands.output import make_folder, many, save_figure, save_rows
+from carryclip_lab.commands.output import make_folder, many, save_figure, save_rows, tells_errors
 from carryclip_lab.theory_figures import (
     aliasing,
     bias,
@@ -44,6 +44,7 @@ ALONE: dict[str, Study] = {"corrupted-rank": corrupted.STUDY}
 """Drawn in the same way but not part of the theory, so only by name; of a size of their own."""
 
 
+@tells_errors
 def main(name: str, scale: Scale, out: str) -> int:
     """Run one study, or all of them for ``"theory"``."""
     console = Console()
@@ -55,9 +56,7 @@ def main(name: str, scale: Scale, out: str) -> int:
     if scale.seed < 0:
         console.print(f"[red]--seed must be at least 0, got {scale.seed}.")
         return 2
-    folder = make_folder(out, console)
-    if folder is None:
-        return 2
+    folder = make_folder(out)
     start = time.perf_counter()
     table = Table(title="The paper's claims", title_justify="left", show_lines=True)
     for column in ("", "the paper", "seen here", "verdict"):

@@ -177,9 +177,10 @@ def processor() -> str:
     """Name, family and model: a virtual machine may hide which of two kinds of the same name it is."""
     try:
         first, _, _ = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")
-        told = dict(map(str.strip, line.split(":", 1)) for line in first.splitlines())
+        lines = [line.partition(":") for line in first.splitlines()]
+        told = {name.strip(): value.strip() for name, _, value in lines}
         return f"{told['model name']}, family {told['cpu family']}, model {told['model']}"
-    except (OSError, ValueError, LookupError):
+    except (OSError, UnicodeDecodeError, KeyError):
         return platform.processor() or platform.machine()
 
 

@@ -60,7 +60,7 @@ def present(scale: Scale, seen: list[Simulation]) -> Result:
     average = bounds.second_moment_average(alpha=fine, variance=1.0)
     left.plot(fine, each, label="bound on E‖carry‖ at each t", **LINES["corrected"])
     left.plot(fine, average, label="bound on its average over t", **LINES["sharp"])
-    logarithmic = {"xscale": "log", "yscale": "log", "ylabel": "E‖carry‖"}
+    logarithmic: dict[str, Any] = {"xscale": "log", "yscale": "log", "ylabel": "E‖carry‖"}
     finish(left, xlabel="margin α (noise of length 1)", title="No dimension enters", **logarithmic)
     late = seen[-1]
     slopes = {}

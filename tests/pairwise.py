@@ -45,7 +45,7 @@ def mark_the_others(items: Iterable[pytest.Item]) -> None:
     numbers: dict[tuple[str, int], int] = {}  # values may be of any kind, so they are told apart as objects
     for item in items:
         mark = item.get_closest_marker("pairwise")
-        if mark is not None:
+        if mark is not None and isinstance(item, pytest.Function):
             name, _, _ = item.nodeid.partition("[")
             objects = [(axis, id(value)) for axis, value in sorted(item.callspec.params.items(), key=itemgetter(0))]
             combination = tuple(numbers.setdefault(each, len(numbers)) for each in objects)

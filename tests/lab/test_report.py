@@ -167,7 +167,7 @@ def test_figures_are_there_to_see(visit):
     sizes = page.eval_on_selector_all(
         "figure img", "all => all.map((image) => [image.naturalWidth, image.naturalHeight, image.clientWidth])"
     )
-    assert len(sizes) == 8 + 5 + 5 + 1 + 1  # the theory's, two studies', and what two runs have to show
+    assert len(sizes) == 10 + 5 + 5 + 1 + 1  # the theory's, two studies', and what two runs have to show
     assert all(min(size) > 100 for size in sizes)
     assert page.locator("figure img:not([alt])").count() == 0
 

@@ -19,6 +19,11 @@ def complain(console: Console, error: object) -> None:
     console.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
 
 
+def many(count: int, word: str) -> str:
+    """A count with its word: "1 run", "72 runs"."""
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+
+
 def tells_errors(command: Callable[P, int]) -> Callable[P, int]:
     """A command that says what can be put right, and returns 2."""
 

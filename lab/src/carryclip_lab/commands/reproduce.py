@@ -15,6 +15,7 @@ from carryclip_lab import grid
 from carryclip_lab import task as tasks
 from carryclip_lab.checks import UserError, check_keys
 from carryclip_lab.commands.output import make_folder, tells_errors
+from carryclip_lab.commands.studies import known, none_left
 from carryclip_lab.engine.owners import free_the_dead
 from carryclip_lab.engine.settings import Options, Setting
 from carryclip_lab.spec import FIELDS, parse
@@ -32,7 +33,7 @@ def studies(what: Sequence[str], tier: str | None) -> list[grid.Study]:
     if tier is not None and tier not in tiers:
         raise InputError(f"There is no tier {tier!r}; there are {', '.join(tiers)}.")
     families = {name for name in what if name in grid.families()}
-    named = [grid.load(name) for name in dict.fromkeys(what) if name not in families]
+    named = [grid.load(known(name)) for name in dict.fromkeys(what) if name not in families]
     shipped = [grid.load(name) for name in grid.names() if not families or name.partition("-")[0] in families]
     tiered = [study for study in shipped if study.tier == tier] if tier else []
     if families and not tier:
@@ -40,7 +41,8 @@ def studies(what: Sequence[str], tier: str | None) -> list[grid.Study]:
         raise InputError(f"Of which size? There are {offered}.")
     chosen = list({study.name: study for study in (*named, *tiered)}.values())
     if not chosen:
-        raise InputError(f"Which study? There are {', '.join(grid.names())}; or --tier smoke, or a .toml file.")
+        there = ", ".join(grid.names())
+        raise InputError(f'Which study? There are {there}; or --tier smoke, or a .toml file. Or "theory" for figures.')
     return chosen
 
 
@@ -173,7 +175,10 @@ def with_data(
     chosen: Sequence[grid.Study], wanted: dict[str, set[str]], options: Options, console: Console
 ) -> list[grid.Study]:
     """Studies on the data that there are; those that need --data are left out without it, if there are others."""
-    chosen = [study for study in chosen if any(grid.matches(spec, wanted) for spec in study.specs)]
+    asked = chosen
+    chosen = [study for study in asked if any(grid.matches(spec, wanted) for spec in study.specs)]
+    if not chosen:
+        raise InputError(none_left([spec for study in asked for spec in study.specs], wanted))
     found = []
     for study in chosen:
         known = study.with_data(options.data, make=True)
@@ -196,7 +201,7 @@ def _check(
     """Before anything starts: is there something to do, and all that it needs? A run's failure is for good."""
     specs = [spec for study in chosen for spec in study.specs if grid.matches(spec, wanted)]
     if not specs:
-        raise InputError("No run is left by --only; carryclip plan shows what the studies have.")
+        raise InputError(none_left([spec for study in chosen for spec in study.specs], wanted))
     if theory is not None and not (Path(theory) / "claims.json").is_file():
         raise InputError(
             f"{theory} has no figures of the theory; carryclip reproduce theory --out {theory} makes them."

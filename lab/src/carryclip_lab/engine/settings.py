@@ -22,17 +22,17 @@ class Options:
     """What ``carryclip reproduce`` is told of how to run studies; its help is made of this.
 
     Attributes:
-        engine: "local" for processes on this machine, "ray" for a cluster.
-        address: of the Ray cluster; "auto" for one that runs here.
-        workers: runs at a time; as many as there are cores, or as the cluster has room for.
-        threads: of each worker; another number may change the last bits of results.
-        device: where to train, such as "cuda".
-        gpus: share of a GPU for each worker on a cluster.
-        timeout: hours after which a run is given up; 24 by default, and as many as it needs for imagenet.
-        memory: GB that a worker may take before its run is given up.
-        data: folder of images for imagenet: train and val, in each a folder per class; the smoke tier makes its own.
-            Or a text file for the language model of evidence, instead of the one it has.
-        strict: let an image that cannot be read end its run, instead of counting it.
+        engine: where runs are trained: "local" for processes on this machine, "ray" for a cluster.
+        address: address of the Ray cluster; "auto" for one that runs on this machine.
+        workers: how many runs are trained at a time; by default one for each core, or as many as fit on the cluster.
+        threads: threads of each worker; another number may change the last bits of results.
+        device: device to train on, such as "cuda".
+        gpus: GPUs for each worker on a cluster; 0.25 lets four share one.
+        timeout: hours after which a run is given up; 24 by default, and unlimited for imagenet.
+        memory: gigabytes that a worker may use before its run is given up.
+        data: folder of images for imagenet, with train and val and in each a folder per class; the smoke tier makes its
+            own images. Or a text file for the language model of evidence, instead of the text it fetches.
+        strict: stop a run at an image that cannot be read, instead of counting such images.
         keep: keep the last checkpoint of every ImageNet run, beside the store.
     """
 

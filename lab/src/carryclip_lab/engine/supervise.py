@@ -84,8 +84,11 @@ def _conclude(
     for study in studies:
         records = store.records(study.name, FAULTS)
         failed.update(str(record.outcome) for record in records if record.spec.id in wanted[study.name])
-        progress = store.progress(study.name)
-        console.print(f"{study.name}: {tally(progress)}; {duration(spent)}.", highlight=False, markup=False)
+        store.restrict(wanted[study.name])
+        said = tally(store.progress_of_chosen(study.name))
+        if (rest := len(study.specs) - len(wanted[study.name])) > 0:
+            said += f" (the study has {rest:,} more)"
+        console.print(f"{study.name}: {said}; {duration(spent)}.", highlight=False, markup=False)
     if undone := len(set().union(*wanted.values()) - store.done()):
         complain(
             console,

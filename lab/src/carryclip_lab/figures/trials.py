@@ -39,7 +39,7 @@ def worth(summary: Summary) -> Drawn | None:
     text = (
         f"Left: {subject.words} after the last step against the learning rate, mean over seeds with the range; the "
         "best rate of each method, by its median, is marked. Right: how much better than plain clipping each method is "
-        "at its best rate, seed by seed: mean and 95 % interval; in the shaded band nobody would care."
+        "at its best rate, seed by seed: mean and 95 % interval; the shaded band holds differences too small to matter."
     )
     return made.drawn(text, [_numbers(block, row) for block in found for row in block.rows])
 

@@ -71,7 +71,7 @@ def present(scale: Scale, seen: list[Simulation]) -> Result:
         "T1",
         "SGD and U-Clip reach the optimum, clipped SGD goes to another point",
         "1/4 and -1",
-        f"{words} (mean ± standard error, {scale.seeds} seeds)",
+        f"{words} (mean ± standard error, {scale.seeds} seeds); constant steps leave SGD itself short of 1/4",
         claims.reaches_optimum(0.25, ends["SGD"], ends["SGD + U-Clip"], ends["clipped SGD"], -1.0),
     )
     caption = (

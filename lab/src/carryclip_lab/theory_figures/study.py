@@ -1,5 +1,6 @@
 """What every study of the theory has in common: its size, its simulations, its result."""
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -79,16 +80,23 @@ def side_by_side(functions: Sequence[Callable[[Tick], Any]], tick: Tick) -> list
     """Run simulations in threads, two at a time (NumPy lets go of the interpreter); ``tick`` gets their sum."""
     done = [0] * len(functions)
     totals = [0] * len(functions)
+    stopped = threading.Event()
 
     def part(place: int) -> Any:
         def mine(now: int, total: int) -> None:
+            if stopped.is_set():
+                raise InterruptedError
             done[place], totals[place] = now, total
             tick(sum(done), max(sum(totals), total * len(functions)))
 
         return functions[place](mine)
 
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(part, range(len(functions))))
+        try:
+            return list(pool.map(part, range(len(functions))))
+        except BaseException:
+            stopped.set()  # the pool waits for its threads: after Ctrl-C they have nothing to finish
+            raise
 
 
 def simulations(settings: Iterable[dict[str, Any]], tick: Tick) -> list[Simulation]:

@@ -26,6 +26,8 @@ import carryclip.theory
 import carryclip.torch
 from carryclip import CarryClipWarning
 from carryclip_lab import grid
+from carryclip_lab.analysis.shifts import shifts
+from carryclip_lab.analysis.summary import summarise
 from carryclip_lab.store.export import export
 from carryclip_lab.store.store import Store
 from snippets import snippets
@@ -265,6 +267,20 @@ def test_a_store_with_the_published_runs_is_what_was_published(tmp_path):
     assert [{key: row[key] for key in rows[0][0]} for row in rows[1]] == rows[0]
     epochs = [pyarrow.parquet.read_table(place / "epochs.parquet").to_pylist() for place in (folder, tmp_path)]
     assert [{key: row[key] for key in epochs[0][0]} for row in epochs[1]] == epochs[0]
+
+
+def test_the_readme_says_of_the_claims_what_the_published_runs_say():
+    said = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    adam = {}
+    for folder, study in (("claims", "cifar10-claims"), ("results", "cifar10-small")):
+        found = published.records(published.FOLDERS[folder])[study]
+        (summary,) = summarise(study, study, "paper", found, lambda run: [])
+        (adam[folder],) = [
+            shift for shift in shifts(summary) if (shift.cell.setting.optimizer, shift.cell.batch) == ("adam", 50)
+        ]
+    assert f"U-Clip with Adam at batch 50 is {adam['claims'].answer}, as the paper says" in said
+    assert "it is slower" in said
+    assert adam["results"].cell.median > adam["results"].base.median
 
 
 def helper(name):

@@ -33,6 +33,8 @@ class Study:
     typical: tuple[float, ...] = ()
     folder: str | None = None
     """Where a study of one's own is, and what it names beside it."""
+    rules: str | None = None
+    """The file of ``rules/`` by which its results are judged, written before they were there."""
 
     def __post_init__(self) -> None:
         if not self.typical:
@@ -84,6 +86,13 @@ def names() -> list[str]:
     return sorted(entry.name.removesuffix(".toml") for entry in _folder().iterdir() if entry.name.endswith(".toml"))
 
 
+def rules_of(name: str) -> str | None:
+    """The rules that a study that ships names, without making its runs."""
+    if name not in names():
+        return None
+    return tomllib.loads((_folder() / f"{name}.toml").read_text(encoding="utf-8")).get("rules")
+
+
 def families() -> list[str]:
     """What studies that ship are about: the first word of their names."""
     return sorted({name.partition("-")[0] for name in names()})
@@ -95,7 +104,7 @@ def read(text: str, where: str) -> Study:
         given = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{where} is no TOML: {error}.") from None
-    check_keys(where, given, ["name", "title", "tier", "defaults", "methods", "grid"])
+    check_keys(where, given, ["name", "title", "tier", "rules", "defaults", "methods", "grid"])
     for key in ("name", "tier", "grid"):
         if key not in given:
             raise ValueError(f"{where} lacks {key!r}.")
@@ -119,7 +128,7 @@ def read(text: str, where: str) -> Study:
     for spec, typical in runs:  # grids may overlap; a run stands where it comes first
         once.setdefault(spec, typical)
     title = given.get("title", given["name"])
-    return Study(given["name"], title, given["tier"], tuple(once), tuple(once.values()))
+    return Study(given["name"], title, given["tier"], tuple(once), tuple(once.values()), rules=given.get("rules"))
 
 
 def _with_methods(grid: Mapping[str, Any], known: Mapping[str, Any], where: str) -> Iterator[Mapping[str, Any]]:

@@ -131,13 +131,16 @@ def main(
     if code == 130:
         return code
     from carryclip_lab.analysis.summary import runs_of, summaries
-    from carryclip_lab.commands.terminal import table
+    from carryclip_lab.commands.terminal import table, verdicts
     from carryclip_lab.report.build import main as report
 
     with Store(path) as opened:
         for summary in (each for study in chosen for each in summaries(opened, study.name)):
             if runs_of(summary.cells)[0]:
                 console.print(table(summary))
+        for study in chosen:
+            for said in verdicts(opened, study.name, study.rules):
+                console.print(said, highlight=False, markup=False)
     return report(store, [study.name for study in chosen], out, theory) or code
 
 

@@ -80,10 +80,14 @@ RULES = Rules(
 
 
 def test_who_is_surely_worse_is_out_and_the_rest_are_ranked_by_what_they_win_back():
+    assert rule.default([], RULES) is None
     skewed = Line("skewed", "signal", {FULL: effect(0.9), DRIP: effect(0.5), SHRUNK: effect(0.4)})
     plain = Line("plain", "ordinary", {FULL: effect(-0.1), DRIP: effect(0.0), SHRUNK: effect(0.0)})
     assert rule.default([skewed, plain], RULES) == DRIP
     assert rule.default([skewed], RULES) == FULL
+    half = Line("skewed", "signal", {FULL: effect(0.9), SHRUNK: effect(0.9)})  # where one was not tried
+    assert rule.common([skewed, plain, half], RULES) == [skewed, plain]
+    assert rule.default([half, skewed, plain], RULES) == DRIP
     spike = Line("spike", "corruption", {method: effect(-0.1) for method in (FULL, DRIP)})
     assert rule.default([skewed, plain, spike], RULES) == SHRUNK
     assert [line.name for line in rule.harms([skewed, plain, spike], RULES, FULL)] == ["plain (sgd)", "spike (sgd)"]

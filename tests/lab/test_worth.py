@@ -33,8 +33,8 @@ DISTANCES = {
     "U-Clip": 1.1,
     "U-Clip, Gated": 1.2,
     "U-Clip, Shrunk": 1.3,
-    "clip at Quantile(0.9)": 1.4,
     "ZClip + U-Clip": 2.0,
+    "clip at Quantile(0.9)": 1.4,
 }
 
 

@@ -105,8 +105,9 @@ def reproduce(
     Args:
         what: a figure: aliasing, quadratics, bias, carry-bounds, adaptive-bounds, regret, norm-carry, wind-up,
             non-convex, recorded, or "theory" for all of these (a minute and a half); corrupted-rank; or studies:
-            digits-smoke, cifar10-small, cifar10-slice, cifar10-paper, evidence-smoke, evidence-small, imagenet-smoke,
-            imagenet-mini, imagenet-paper, or a .toml file of your own. "carryclip plan" says how long they take.
+            digits-smoke, cifar10-small, cifar10-slice, cifar10-paper, evidence-smoke, evidence-small, evidence-lm,
+            imagenet-smoke, imagenet-mini, imagenet-paper, or a .toml file of your own. "carryclip plan" says how long
+            they take.
         tier: all studies of a tier, or those of the families that are named: digits, cifar10, evidence, imagenet.
         only: a part of a study: field=value or field=value,value; several times for several fields.
         engine: "local" for processes on this machine, "ray" for a cluster.

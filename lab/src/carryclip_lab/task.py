@@ -156,7 +156,7 @@ class Task:
         return {}
 
     @classmethod
-    def made(cls) -> str | None:
+    def own_data(cls) -> str | None:
         """Where data are that the smoke tier makes for itself, if it does."""
         return None
 

@@ -136,9 +136,20 @@ def won_back(found: Iterable[Line], rules: Rules, method: Method) -> float:
 
 
 def default(found: Sequence[Line], rules: Rules) -> Method | None:
-    """The candidate that harms nowhere and wins most back; None if all of them harm."""
+    """The candidate that harms nowhere and wins most back; None if all of them harm, or were not all tried.
+
+    What they win back is compared over the lines in which all of them have been run.
+    """
+    alike = common(found, rules)
+    if not alike:
+        return None
     safe = [method for method in rules.candidates if not harms(found, rules, method)]
-    return max(safe, key=lambda method: won_back(found, rules, method), default=None)
+    return max(safe, key=lambda method: won_back(alike, rules, method), default=None)
+
+
+def common(found: Iterable[Line], rules: Rules) -> list[Line]:
+    """Lines in which all candidates have been run."""
+    return [line for line in found if all(line.same(method) is not None for method in rules.candidates)]
 
 
 @dataclass(frozen=True)
@@ -266,14 +277,16 @@ def told(parts: Sequence[Summary], rules: Rules, method: Method) -> dict[str, An
     """All that the rules say of a study, for a page or a file; ``method`` is the default as it is."""
     found = lines(parts, rules)
     chosen = default(found, rules)
+    alike = common(found, rules)
     candidates = []
-    for each in rules.candidates:
-        bad = harms(found, rules, each)
-        gone = won_back(found, rules, each)
+    for each in (*rules.candidates, NONE):  # no clipping is none, and stands beside them
+        bad, tried = harms(found, rules, each), sum(line.same(each) is not None for line in found)
+        gone = won_back(alike, rules, each)
         part = "" if math.isnan(gone) else f"{gone:.0%}"
-        candidates.append([each.label, f"{len(bad)} of {len(found)}", ", ".join(line.name for line in bad), part])
+        candidates.append([each.words, f"{len(bad)} of {tried}", ", ".join(line.name for line in bad), part])
     return {
         "lines": len(found),
+        "compared": len(alike),
         "default": None if chosen is None else chosen.label,
         "confirmed": chosen == method,
         "candidates": candidates,

@@ -149,7 +149,7 @@ def _gathered(chosen: Sequence[grid.Study], options: Options) -> tuple[Options, 
     beside = {str(Path(study.folder)) for study in chosen if study.folder is not None}
     options = replace(options, paths=tuple(sorted(beside)))
     if options.data is None and all(study.tier == "smoke" for study in chosen):
-        made = {folder for task in _tasks_of(chosen) if (folder := tasks.find(task).made())}
+        made = {folder for task in _tasks_of(chosen) if (folder := tasks.find(task).own_data())}
         options = replace(options, data=next(iter(made), None))
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
         return options, None

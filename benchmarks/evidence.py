@@ -18,8 +18,8 @@ from carryclip_lab import grid
 from carryclip_lab.analysis import rule, tables
 from carryclip_lab.analysis.answers import DEFAULT
 from carryclip_lab.analysis.naming import OPTIMIZERS
-from carryclip_lab.analysis.summary import Summary, summarise
-from carryclip_lab.analysis.worth import stills
+from carryclip_lab.analysis.summary import Cell, Summary, summarise
+from carryclip_lab.analysis.worth import row_name, stills
 from carryclip_lab.spec import Spec
 from carryclip_lab.store.records import Epoch, Record
 
@@ -169,11 +169,13 @@ def _lines(heads: Sequence[str], table: Iterable[Sequence[str]]) -> str:
 
 
 def _default(found: dict[str, Any]) -> str:
-    picked = found["default"]
+    picked, lines = found["default"], f"{found['compared']} lines in which all carries were run"
+    if not found["compared"]:
+        return "There are no lines yet in which all carries were run."
     if picked is None:
-        return f"By the rule no carry may be the default: each is surely worse somewhere ({found['lines']} lines)."
+        return f"By the rule no carry may be the default: each is surely worse somewhere ({lines})."
     word = "is confirmed" if found["confirmed"] else "is not the one that the rule picks"
-    return f"The default, `{DEFAULT.carry!r}`, {word}: the rule picks {picked} ({found['lines']} lines)."
+    return f"The default, `{DEFAULT.carry!r}`, {word}: the rule picks {picked} ({lines})."
 
 
 def _edges(edges: Sequence[Sequence[str]]) -> str:
@@ -188,20 +190,32 @@ def _edges(edges: Sequence[Sequence[str]]) -> str:
 
 
 def _left_out(folder: Path) -> str:
-    """Trials and methods that the study has and that are not here, whole trials first."""
+    """What the study has and is not here: whole trials first, then methods with the trials that lack them."""
     here = {record.spec.id for record in records(folder)[0]}
     study = grid.load(STUDY)
     planned = [Record(spec, "waiting", None, None, None, None, {}) for spec in study.specs]
-    gone, some = [], []
+    gone: list[str] = []
+    lacking: dict[str, list[str]] = {}
     for part in summarise(STUDY, study.title, study.tier, planned, lambda run: []):
-        missing = [cell for cell in part.cells if cell.records[0].spec.id not in here]
+        missing = [cell for cell in part.cells if not any(record.spec.id in here for record in cell.records)]
         if len(missing) == len(part.cells):
             gone.append(part.data)
-        elif missing:
-            named = sorted({f"{cell.setting.method.words} ({OPTIMIZERS[cell.setting.optimizer]})" for cell in missing})
-            some.append(f"- {part.data}: {', '.join(named)}")
-    told = [f"- Not run at all: {', '.join(gone)}"] if gone else []
-    return "\n".join(told + some) or "Nothing."
+            continue
+        for method, optimizers in _by_method(missing, min(part.batches)).items():
+            whole = len(optimizers) == len(part.optimizers)
+            lacking.setdefault(method, []).append(part.data + ("" if whole else f" ({', '.join(optimizers)})"))
+    told = [f"- Trials: {'; '.join(gone)}."] if gone else []
+    told += [f"- {method}: {'; '.join(trials)}." for method, trials in lacking.items()]
+    return "\n".join(told) or "Nothing."
+
+
+def _by_method(cells: Iterable[Cell], least: int) -> dict[str, list[str]]:
+    """Optimizers by the method's words."""
+    found: dict[str, list[str]] = {}
+    for cell in cells:
+        name = row_name(cell.setting.method, cell.batch / least)
+        found.setdefault(name, []).append(OPTIMIZERS[cell.setting.optimizer])
+    return found
 
 
 def _frozen(folder: Path) -> str:

@@ -128,7 +128,7 @@ def test_words(lines, better, worse, safe, word):
     assert word_of(lines, better, worse, safe=safe) == word
     said = rule.sentence(Verdict("family", word, lines, better, worse, 0.42, (1, 2)))
     assert said.startswith(rule.PHRASES[word])
-    assert f"surely better in {better} and surely worse in {worse} of {lines} lines; 42% of" in said
+    assert f"surely better in {better} and surely worse in {worse} of {lines} comparisons, 42% of" in said
 
 
 def test_families_are_told_by_their_lines():

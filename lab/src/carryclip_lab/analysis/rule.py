@@ -244,14 +244,12 @@ PHRASES: Mapping[Word, str] = {
 
 def sentence(verdict: Verdict) -> str:
     """A family's verdict with the numbers behind it."""
-    said = (
-        f"{PHRASES[verdict.word]} (surely better in {verdict.better} and surely worse in {verdict.worse} of "
-        f"{verdict.lines} lines"
-    )
+    said = f"{PHRASES[verdict.word]}: surely better in {verdict.better} and surely worse in {verdict.worse} of "
+    said += f"{verdict.lines} comparisons"
     if not math.isnan(verdict.gone):
-        said += f"; {verdict.gone:.0%} of plain clipping's error is gone"
+        said += f", {verdict.gone:.0%} of plain clipping's error gone"
     better, worse = verdict.than_none
-    return f"{said}; against no clipping, each at its best rate, better in {better} and worse in {worse})."
+    return f"{said}. Than no clipping, each at its best rate, it is surely better in {better} and worse in {worse}."
 
 
 def controlled(found: Sequence[Line], rules: Rules) -> list[tuple[str, str, str]]:

@@ -172,11 +172,18 @@ def _line(block: Block, columns: Sequence[Column]) -> list[str]:
         if same is None or own is None:
             cells.append("")
             continue
-        cells.append(f"{MARKS.get(helps(same, subject.little), '·')} {same.as_gain} ({_short(own)})")
+        cells.append(f"{_mark(same, subject.little)} {same.as_gain} ({_short(own)})")
     done, planned = runs_of(row.cell for row in block.rows)
     title = subject.title + ("" if done == planned else " (partial)")
     first = [subject.kind, title, block.stepped_by, block.label, subject.words]
     return [*first, _metric(plain) if plain else "", *cells]
+
+
+def _mark(gain: Effect, little: float) -> str:
+    """What is sure and too little to care about is no difference."""
+    if -little <= gain.low and gain.high <= little:
+        return MARKS["no difference"]
+    return MARKS.get(helps(gain, little), "·")
 
 
 def _short(gain: Effect) -> str:

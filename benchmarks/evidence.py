@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import shutil
+import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ from typing import Any
 from carryclip_lab import grid
 from carryclip_lab.analysis import rule, tables
 from carryclip_lab.analysis.answers import DEFAULT
-from carryclip_lab.analysis.naming import OPTIMIZERS
+from carryclip_lab.analysis.naming import CLIP, METHODS, OPTIMIZERS
+from carryclip_lab.analysis.subjects import last
 from carryclip_lab.analysis.summary import Cell, Summary, summarise
-from carryclip_lab.analysis.worth import row_name, stills
+from carryclip_lab.analysis.worth import Row, blocks, row_name, stills
 from carryclip_lab.spec import Spec
 from carryclip_lab.store.records import Epoch, Record
 
@@ -155,6 +157,8 @@ def said(folder: Path, what: str) -> str:
             return _frozen(folder)
         case ["default"]:
             return _default(told(folder))
+        case ["totals"]:
+            return _totals(folder)
         case ["trials", name]:
             lines = tables.together(name, map(tables.parts, parts(folder)))
             return _lines(tables.HEADS[name], lines)
@@ -216,6 +220,26 @@ def _by_method(cells: Iterable[Cell], least: int) -> dict[str, list[str]]:
         name = row_name(cell.setting.method, cell.batch / least)
         found.setdefault(name, []).append(OPTIMIZERS[cell.setting.optimizer])
     return found
+
+
+def _totals(folder: Path) -> str:
+    """What is predicted in all by the true total, mean over seeds, at plain clipping's best rate."""
+    table = []
+    for part in parts(folder):
+        for block in blocks(part):
+            plain = block.find(CLIP)
+            if block.subject.bias != "calibration" or plain is None or plain.cell.lr is None:
+                continue
+            rows = [block.find(method) for method in METHODS]
+            told = [_total(part, row, plain.cell.lr) if row else "" for row in rows]
+            table.append([block.subject.title, block.stepped_by, *told])
+    return _lines(["trial", "optimizer", *(method.words for method in METHODS)], table)
+
+
+def _total(part: Summary, row: Row, lr: float) -> str:
+    seen = [last(part.epochs(record.spec.id), "calibration") for record in row.cell.runs.get(lr, {}).values()]
+    known = [each for each in seen if each is not None]
+    return f"{statistics.fmean(known):.3f}" if known and len(known) == len(seen) else "nothing"
 
 
 def _frozen(folder: Path) -> str:

@@ -79,11 +79,13 @@ def removes(plain: Bias | None, carried: Bias | None, alone: Bias | None = None)
 
 
 def answers(summary: Summary) -> list[Answer]:
-    """All of them for a trial; none before all of its runs are done."""
-    done, planned = runs_of(summary.cells)
-    if done < planned:
-        return []
-    return [answer for block in blocks(summary) for answer in _answers(block)]
+    """All of them for a trial; none for an optimizer and region before all runs of it are done."""
+    found = []
+    for block in blocks(summary):
+        done, planned = runs_of(row.cell for row in block.rows)
+        if done == planned:
+            found += _answers(block)
+    return found
 
 
 def _answers(block: Block) -> list[Answer]:

@@ -201,7 +201,7 @@ def frozen(summary: Summary) -> Drawn | None:
             panel.axes.vlines(x, *ends, color=look["color"], linewidth=0.8)
         panel.axes.axhline(0.0, color="0.5", linewidth=0.7)
         panel.log_x({radius: f"{radius:g}" for radius in sorted({still.radius for still in here})})
-        panel.axes.set_title(plain(OPTIMIZERS.get(optimizer, optimizer)))
+        panel.axes.set_title(plain(str(OPTIMIZERS.get(optimizer, optimizer))))
     made.label("radius / norm of the mean gradient", "bias (%)")
     text = (
         "Mean step less the mean step without clipping, at weights that do not move, along the latter and as a share "

@@ -82,7 +82,8 @@ def _records(source: str, made: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if source == "visits":
         from statsmodels.datasets import randhie
 
-        table = randhie.load_pandas().data.to_numpy(dtype=float)
+        read: Any = randhie.load_pandas()
+        table = read.data.to_numpy(dtype=float)
         target, features = table[:, 0], table[:, 1:]
     else:
         from sklearn.datasets import load_diabetes

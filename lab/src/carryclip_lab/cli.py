@@ -108,7 +108,7 @@ def reproduce(
         what: a figure: aliasing, quadratics, bias, carry-bounds, adaptive-bounds, regret, norm-carry, wind-up,
             non-convex, recorded, or "theory" for all of these (a minute and a half); corrupted-rank; or studies:
             digits-smoke, cifar10-small, cifar10-slice, cifar10-claims, cifar10-paper, evidence-smoke, evidence-small,
-            rl-smoke, rl-small, imagenet-smoke, imagenet-mini, imagenet-paper, or a .toml file of your own.
+            evidence-lm, rl-smoke, rl-small, imagenet-smoke, imagenet-mini, imagenet-paper, or a .toml file of your own.
         tier: all studies of this size, or those of the families named: digits, cifar10, evidence, rl, imagenet.
         only: run a part of a study: field=value, or field=value,value. Give it once for each field to restrict.
         options: how to run it.

@@ -180,7 +180,7 @@ def processor() -> str:
         lines = [line.partition(":") for line in first.splitlines()]
         told = {name.strip(): value.strip() for name, _, value in lines}
         return f"{told['model name']}, family {told['cpu family']}, model {told['model']}"
-    except (OSError, ValueError, LookupError):
+    except (OSError, UnicodeDecodeError, KeyError):
         return platform.processor() or platform.machine()
 
 

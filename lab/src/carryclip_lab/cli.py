@@ -1,6 +1,7 @@
 """The commands of the laboratory. They start fast: each imports what it needs when it runs."""
 
 import errno
+import os
 import shutil
 import sys
 import tempfile
@@ -361,6 +362,9 @@ def main() -> None:
     """All commands, those of the library among them."""
     try:
         result = app()
+    except BrokenPipeError:  # who reads what we print has seen enough, as "head" has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        result = 1
     except Exception as error:
         full = _disk_full(error)
         if full is None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from carryclip.torch._namespace import row_squares, squared_norm
+from carryclip.torch._namespace import one_by_one, row_squares, squared_norm
 
 
 class NotRecordableError(Exception):
@@ -81,6 +81,17 @@ class _Line(NamedTuple):
 _SQUARES = {"squared_norm": squared_norm, "row_squares": row_squares}
 _NUMBERS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "ge": ">=", "gt": ">", "lt": "<"}
 """Operations between numbers, as Python writes them."""
+_TO_NUMBER = {
+    "numel": "float({}.numel())",
+    "sum": "{}.sum().item()",
+    "row_sum": "{}.sum(1)",
+    "amax": "{}.amax().item()",
+    "row_squares": "row_squares({})",
+    "squared_norm": "squared_norm({}).item()",
+    "isfinite": "math.isfinite({})",
+    "not": "not {}",
+}
+"""Operations that make a number of one operand: an array, or another number."""
 
 
 def _noted(name: str) -> Any:
@@ -166,15 +177,11 @@ class Recorder:
 
     def sums(self, terms: Iterable[Any], *, largest: bool) -> list[Symbol]:
         """The sum of each array or product of two, or of the last its maximum if ``largest``."""
-        found: list[Symbol] = []
-        last: Any = None
-        for term in terms:  # each is made when it is asked for, and reduced before the one after the next is
-            if last is not None:
-                found.append(self.inner(*last) if isinstance(last, tuple) else self.sum(last))
-            last = term
-        if largest:
-            return [*found, self.number("amax", last)]
-        return [*found, self.inner(*last) if isinstance(last, tuple) else self.sum(last)]
+        return one_by_one(self, terms, largest=largest)
+
+    def max(self, x: Symbol) -> Symbol:
+        """The largest entry."""
+        return self.number("amax", x)
 
     def as_bits(self, x: Symbol) -> Symbol:
         """The bits of float32 numbers, as integers."""
@@ -318,7 +325,9 @@ class _Writer:
         result = line.result
         if result.dtype is None:
             self.names[result] = f"n{k}"
-            self.code.append(f"n{k} = {self._number(line.name, words)}")
+            between = line.name in _NUMBERS
+            number = f" {_NUMBERS[line.name]} ".join(words) if between else _TO_NUMBER[line.name].format(*words)
+            self.code.append(f"n{k} = {number}")
             return
         if line.name == "view":
             self.names[result] = f"v{k}"
@@ -336,26 +345,6 @@ class _Writer:
             self.code.append(f"torch.arange({words[0]}.numel(), dtype={result.dtype}, out={place})")
         else:
             self.code.append(f"torch.{line.name}({', '.join(words)}, out={place})")
-
-    @staticmethod
-    def _number(name: str, words: list[str]) -> str:
-        if name == "numel":
-            return f"float({words[0]}.numel())"
-        if name == "sum":
-            return f"{words[0]}.sum().item()"
-        if name == "row_sum":
-            return f"{words[0]}.sum(1)"
-        if name == "amax":
-            return f"{words[0]}.amax().item()"
-        if name == "row_squares":
-            return f"row_squares({words[0]})"
-        if name == "squared_norm":
-            return f"squared_norm({words[0]}).item()"
-        if name == "isfinite":
-            return f"math.isfinite({words[0]})"
-        if name == "not":
-            return f"not {words[0]}"
-        return f"{words[0]} {_NUMBERS[name]} {words[1]}"
 
     def _word(self, operand: Any, line: _Line) -> str:
         """How an operand is written; ``torch.where`` takes no bare numbers where there is an ``out=``."""

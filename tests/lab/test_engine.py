@@ -37,13 +37,13 @@ import sys
 from pathlib import Path
 from rich.console import Console
 from carryclip_lab import grid
-from carryclip_lab.engine.settings import Options
+from carryclip_lab.engine.settings import Setting
 from carryclip_lab.engine.supervise import supervise
 
 if __name__ == "__main__":
     # A shell that starts these tests in the background lets them, and all they start, ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    options = Options(**eval(sys.argv[3]))
+    options = Setting(**eval(sys.argv[3]))
     sys.exit(supervise([grid.load(sys.argv[1])], Path(sys.argv[2]), options, Console()))
 """
 
@@ -117,7 +117,7 @@ def test_a_study_runs_to_its_end_and_a_second_time_has_nothing_to_do(tmp_path, s
         ("fail", "crashed", "LookupError: no such <radius>", {}),
         ("segfault", "crashed", "SIGSEGV", {}),
         ("leave", "crashed", "SystemExit: usage", {}),
-        ("hang", "timeout", "Stopped after 20 s", {"timeout": 20.0}),
+        ("hang", "timeout", "Stopped after 20 s", {"timeout": 20 / 3600}),
         ("devour", "oom", "allocate", {"memory": 3.0}),
     ],
 )
@@ -141,7 +141,7 @@ def test_no_method_stops_the_others(tmp_path):
     wrong["vanish"] = "The worker process died of exit code 0."
     grids = "".join(f'[[grid]]\nmethod = "faulty_methods:{name}"\n' for name in wrong)
     study = study_file(tmp_path, f"seed = [0, 1]\nepochs = 1\n{grids}")
-    code, out = run_study(tmp_path, study, tmp_path / "a.sqlite", timeout=120.0, workers=1)
+    code, out = run_study(tmp_path, study, tmp_path / "a.sqlite", timeout=120 / 3600, workers=1)
     with Store(tmp_path / "a.sqlite") as store:
         ends = {(record.spec.label, record.spec.seed): record for record in store.records("study")}
     for name, told in wrong.items():
@@ -343,8 +343,7 @@ def test_processes_that_work_together_say_what_they_leave_to_others(tmp_path, sm
     with Store(tmp_path / "a.sqlite") as store:
         store.add(grid.load(small))
         assert len(store.take("study", "someone elsewhere", limit=8)) == 8
-    options = Options(engine="torchrun")
-    assert supervise([grid.load(small)], tmp_path / "a.sqlite", options, Console(), team=Team()) == 1
+    assert supervise([grid.load(small)], tmp_path / "a.sqlite", Options(), Console(), team=Team()) == 1
     assert "8 runs are not done" in " ".join(capsys.readouterr().out.split())
 
 

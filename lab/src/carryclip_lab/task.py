@@ -194,7 +194,7 @@ def names() -> tuple[str, ...]:
     """The tasks that ship: the files of ``tasks/``.
 
     >>> names()
-    ('bandit', 'cifar10', 'classify', 'digits', 'imagenet', 'regression', 'softmax', 'text')
+    ('bandit', 'cifar10', 'classify', 'digits', 'imagenet', 'ppo', 'regression', 'softmax', 'text')
     """
     folder = Path(__file__).parent / "tasks"
     return tuple(sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_")))

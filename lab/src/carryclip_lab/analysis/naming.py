@@ -26,6 +26,12 @@ PEERS = {
     "ZScore": "ZClip",
 }
 """Others' remedies, by the names of their classes."""
+REWARDS = {
+    "carryclip_lab.rewards:Clipped": "rewards clipped",
+    "carryclip_lab.rewards:Carried": "rewards with carry",
+    "carryclip_lab.rewards:Seen": "rewards with carry, seen",
+}
+"""What is done to rewards instead of gradients."""
 
 Kind = Literal["none", "component", "norm", "Welford", "EWMA", "other"]
 
@@ -101,7 +107,7 @@ class Method:
         """In a few words: ``"none"``, ``"clip"``, ``"U-Clip"``, ``"U-Clip, Gated"``, or the name of your own."""
         if self.own is None:
             return "none" if self.carry is None else _policy_name(self.carry)
-        name = PEERS.get(self.own.removeprefix(_PEERS), self.own)
+        name = REWARDS.get(self.own) or PEERS.get(self.own.removeprefix(_PEERS), self.own)
         return name if self.carry is False else f"{name} + {_policy_name(self.carry).removeprefix('U-Clip, ')}"
 
     @property

@@ -53,11 +53,13 @@ class Table:
         return xp.concat([xp.full(n, value, like) for value, n in zip(values, self.counts, strict=True)], like)
 
     def which(self, xp: Any, chosen: Callable[[Rule], bool], like: Any) -> Any:
-        """The scopes whose rule is chosen, as a boolean vector; None if all are."""
-        mine = [float(chosen(rule)) for rule in self.rules]
-        if all(mine):
-            return None
-        found = self.spread(xp, mine, like)
+        """The scopes whose rule is chosen; None if all are."""
+        mine = [chosen(rule) for rule in self.rules]
+        return None if all(mine) else self.marked(xp, mine, like)
+
+    def marked(self, xp: Any, chosen: Sequence[bool], like: Any) -> Any:
+        """The scopes of the runs that are chosen, as a boolean vector."""
+        found = self.spread(xp, [float(each) for each in chosen], like)
         return (xp.full(self.width, found, like) if isinstance(found, float) else found) > 0.0
 
 

@@ -13,7 +13,7 @@ from torch import nn, optim
 from carryclip import EWMA, Adaptive, CarryClipWarning, Component, Drip, Gated, Norm, Shrunk, Sign, Symmetric
 from carryclip.diagnosis import clipped_before
 from carryclip.torch import LocalUClip, UClip, uclipped
-from seam import as_on_a_device
+from seam import as_on_a_device, ledger
 
 
 def said_by(run):
@@ -409,6 +409,18 @@ def test_the_explicit_form_changes_too():
     torch.testing.assert_close(clipper.carry(p), torch.tensor([3.6, 4.8]))
     other = UClip([nn.Parameter(torch.zeros(2))], Norm(3.0), carry=True)
     other.load_state_dict(clipper.state_dict())  # a warning would be an error
+
+
+def test_a_policy_that_remembers_more_starts_anew():
+    """``Drip`` keeps no noise, without which the average of ``Shrunk`` would count for too much."""
+    p = nn.Parameter(torch.zeros(2))
+    clipper = UClip([p], Norm(1.0), carry=Drip())
+    p.grad = torch.tensor([6.0, 8.0])
+    clipper.clip_()
+    clipper.change(carry=Shrunk())
+    assert [column.item() for column in ledger(clipper).memory.known()] == [0.0, 0.0, 0.0]
+    clipper.change(carry=Drip())
+    assert ledger(clipper).memory.noise is None
 
 
 @pytest.mark.parametrize(

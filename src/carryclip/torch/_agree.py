@@ -206,31 +206,24 @@ class Agreement:
         read = vector.summed(spread.group)
         any_bad, any_outside = read(1).reshape(()) > 0, read(1).reshape(()) > 0
         if totals is not None:
-            totals = _filled(totals, shared, [read(len(shared)) for _ in columns], host=host)
+            totals = _filled(totals, shared, [read(len(shared)) for _ in columns])
         if after is not None:
-            self._summed = self._after(after, shared, read, spread, host=host)
+            self._summed = self._after(after, shared, read, spread)
         known: Any = None
         if bad is not None:
             known = bool(any_bad) if host else any_bad
         return known, None if outside is None else any_outside, totals
 
     @staticmethod
-    def _after(
-        after: Aftermath, shared: list[int], read: Callable[[int], Tensor], spread: Spread, *, host: bool
-    ) -> Aftermath:
+    def _after(after: Aftermath, shared: list[int], read: Callable[[int], Tensor], spread: Spread) -> Aftermath:
         """The aftermath with what the ranks have summed."""
         dropped_sq = read(1).reshape(())
         figures = after.figures
         if figures is not None:
-            columns = []
-            for column in figures.sums[:-1]:
-                new = column.copy() if host else column.clone()
-                got = read(len(shared) + 1)
-                new[[*shared, -1]] = got.numpy() if host else got.to(column.dtype)
-                columns.append(new)
-            worst = read(spread.size).amax().reshape(1)
-            columns.append(worst.numpy() if host else worst.to(figures.sums.ratio.dtype))
-            figures = figures._replace(sums=Diagnosis._make(columns))
+            *columns, ratio = figures.sums
+            summed = [_with(column, [*shared, -1], read(len(shared) + 1)) for column in columns]
+            worst = _with(ratio, [0], read(spread.size).amax())
+            figures = figures._replace(sums=Diagnosis._make([*summed, worst]))
         return after._replace(dropped_sq=dropped_sq, figures=figures)
 
 
@@ -294,20 +287,25 @@ def _columns(totals: Totals, shared: list[int]) -> list[Any]:
     return columns if totals.present is None else [*columns, totals.present[shared]]
 
 
-def _filled(totals: Totals, shared: list[int], columns: Sequence[Tensor], *, host: bool) -> Totals:
+def _filled(totals: Totals, shared: list[int], columns: Sequence[Tensor]) -> Totals:
     """The totals with other numbers in place of ``_columns``."""
     left = iter(columns)
-
-    def put(old: Any) -> Any:
-        new = next(left)
-        found = old.copy() if host else old.clone()
-        found[shared] = new.numpy().astype(old.dtype) if host else new.to(old.dtype)
-        return found
-
-    sums = Sums(
-        None, *(None if getattr(totals.sums, name) is None else put(getattr(totals.sums, name)) for name in _SUMMED)
+    own = totals.sums._asdict() | {"bad": None}
+    sums = Sums(**{name: None if old is None else _with(old, shared, next(left)) for name, old in own.items()})
+    return totals._replace(
+        sums=sums, present=None if totals.present is None else _with(totals.present, shared, next(left))
     )
-    return totals._replace(sums=sums, present=None if totals.present is None else put(totals.present))
+
+
+def _with(column: Any, places: list[int], values: Tensor) -> Any:
+    """A column of the table with other numbers in some places."""
+    if isinstance(column, np.ndarray):
+        found = column.copy()
+        found[places] = values.numpy()
+    else:
+        found = column.clone()
+        found[places] = values.to(column.dtype)
+    return found
 
 
 class _Vector:

@@ -72,7 +72,7 @@ def _numbers(rule: Rule, sizes: tuple[Any, ...], dtype: torch.dtype, like: Tenso
     """The region's numbers as tensors."""
     if rule.region.estimator is None:
         sizes = tuple(truncate(size, torch.finfo(dtype)) if isinstance(size, float) else size for size in sizes)
-    return tuple(_number(size, dtype, like) if isinstance(size, float) else size for size in sizes)
+    return tuple(_number(size, dtype, like.device) if isinstance(size, float) else size for size in sizes)
 
 
 def applied(
@@ -93,7 +93,7 @@ def applied(
     """``apply`` that writes update and buffers itself and returns (square of what is dropped, diagnosis)."""
     scalars = None
     if scaling is not None:
-        scalars = tuple(_number(x, dtype, gradient) if isinstance(x, float) else x for x in scaling)
+        scalars = tuple(_number(x, dtype, gradient.device) if isinstance(x, float) else x for x in scaling)
     numbers = _numbers(rule, sizes, dtype, gradient)
     chance = None if seed is None else torch.full((), seed, dtype=torch.int32, device=gradient.device)
     kind = _kind(rule)
@@ -126,12 +126,8 @@ def _kind(rule: Rule) -> Rule:
 
 
 @functools.lru_cache(maxsize=256)
-def _full(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _number(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.full((), value, dtype=dtype, device=device)
-
-
-def _number(value: float, dtype: torch.dtype, like: Tensor) -> Tensor:
-    return _full(value, dtype, like.device)
 
 
 @functools.cache

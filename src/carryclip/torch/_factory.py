@@ -1,12 +1,12 @@
 """``uclipped``: an optimizer class that clips by itself, and still does after deepcopy, pickle and ZeRO."""
 
-import sys
 from typing import Any
 
 from torch.optim import Optimizer
 
 from carryclip.groups import Regions
 from carryclip.torch._clipper import UClip, check_arguments
+from carryclip.torch._foreign import owners
 
 
 def uclipped(optimizer_class: type[Optimizer], region: Regions, **options: Any) -> type[Any]:
@@ -75,17 +75,8 @@ def _group_of_zero() -> Any:
     It hands the class a share of the parameters and says nothing of the others, without which a norm would silently be
     that of the share.
     """
-    frame = sys._getframe(2)
-    while frame is not None:
-        names = frame.f_locals
-        owner = names.get("self")
-        if type(names) is dict and frame.f_code.co_name != "<module>":
-            # Before Python 3.13 this is a copy that the frame keeps, and with it whatever the function holds.
-            names.clear()
-        if type(owner).__name__ == "ZeroRedundancyOptimizer":
-            return getattr(owner, "process_group", None)
-        frame = frame.f_back
-    return None
+    zero = next((owner for owner in owners() if type(owner).__name__ == "ZeroRedundancyOptimizer"), None)
+    return getattr(zero, "process_group", None)
 
 
 def _rebuild(optimizer_class: type[Optimizer], region: Any, options: dict[str, Any]) -> Any:

@@ -160,8 +160,15 @@ def _owner(param: Tensor) -> Any:
 _SET_UP = {"_init_optim_state": "torch.distributed.checkpoint", "initialize_optimizer_states": "deepspeed"}
 """Functions that step with gradients of zero, only so that the optimizer makes its state; and where they are."""
 
-_FRAMEWORKS = ("deepspeed.", "lightning.", "pytorch_lightning.", "torch.amp.", "transformers.")
-"""Modules among whose objects whoever steps the optimizer is looked for."""
+_FRAMEWORKS = (
+    "deepspeed.",
+    "lightning.",
+    "pytorch_lightning.",
+    "torch.amp.",
+    "torch.distributed.optim.",
+    "transformers.",
+)
+"""Modules among whose objects whoever steps, or makes, the optimizer is looked for."""
 FRAMEWORKS.update({"accelerate", "deepspeed", "lightning", "lightning_fabric", "pytorch_lightning", "transformers"})
 
 

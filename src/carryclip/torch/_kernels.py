@@ -11,6 +11,7 @@ that one more is a class here and an entry there; the battery proves each of the
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -29,6 +30,9 @@ from carryclip.torch._compiled import NotCompiledError
 from carryclip.torch._namespace import xp
 from carryclip.torch._pack import Piece
 from carryclip.torch._record import NotRecordableError, Program, filled, record
+
+NO_AGE = Age()
+"""Of arrays whose samples nobody counts."""
 
 
 class Told(NamedTuple):
@@ -129,9 +133,8 @@ class Pure:
         if rule.has_scope and not rule.region.joint:
             clock = age(xp, rule, _spread_out(piece), bundle.dtype)
         sizes = bundle.sizes if piece.sizes is None else piece.sizes
-        return measure(
-            xp, rule, array, _to_measure(rule, piece, clear), bundle.dtype, bundle.unit, sizes=sizes, clock=clock
-        )
+        given = array, _to_measure(rule, piece, clear), bundle.dtype, bundle.unit
+        return measure(self.space(bundle), rule, *given, sizes=sizes, clock=clock)
 
     def apply(self, bundle: Bundle, arrays: list[Tensor], call: Call) -> Told:
         """Write updates and buffers."""
@@ -196,7 +199,7 @@ class Compiled(Pure):
         if not rule.has_scope or bundle.unit != 1.0 or _compiled.broken():
             return super().measure_one(bundle, piece, array, clear)
         sizes = bundle.sizes if piece.sizes is None else piece.sizes
-        clock = Age() if rule.region.joint else age(xp, rule, _spread_out(piece), bundle.dtype)
+        clock = NO_AGE if rule.region.joint else age(xp, rule, _spread_out(piece), bundle.dtype)
         try:
             return _compiled.measured(rule, array, _to_measure(rule, piece, clear), bundle.dtype, sizes, clock)
         except NotCompiledError:
@@ -207,8 +210,8 @@ class Compiled(Pure):
         if _compiled.broken():
             return super().apply_one(bundle, piece, array, call, clock)
         sizes = call.sizes if piece.sizes is None else piece.sizes
-        call = _as_tensors(call, bundle.dtype, array.device)
-        given = array, piece.buffers, sizes, call.scaling, call.skip, bundle.dtype
+        skip = None if call.skip is None else call.skip.to(array.device, non_blocking=True)
+        given = array, piece.buffers, sizes, call.scaling, skip, bundle.dtype
         how = {"clock": clock, "tally": call.tally, "inspect": call.inspect, "write": call.write}
         try:
             return Told(*_compiled.applied(bundle.rule, *given, **how, seed=_seed(bundle, piece, call.step)))
@@ -235,22 +238,15 @@ class Recorded(Pure):
     def measure(self, bundle: Bundle, arrays: list[Tensor], *, clear: bool, inspect: bool) -> Sums:
         """The sums of all pieces together, as numbers."""
         rule = bundle.rule
-        if not rule.region.joint:
-            if rule.has_scope:
-                return self._measure_coordinates(bundle, arrays)
+        if not rule.has_scope:
             bundle.tame, bad = _looked_at(arrays, bundle.dtype) if rule.can_reject else (False, None)
             return Sums(bad=bad)
-        carries = rule.policy.carries and (rule.policy.gated or not clear)
-        program, names = self.program(
-            ("measure", id(rule), bundle.narrow, carries, bundle.unit), measure_of, bundle, carries
-        )
-        found = None
-        for piece, array in zip(bundle.pieces, arrays, strict=True):
-            stored = (piece.buffers.carry,) if carries else ()
-            mine = program.run(array, *stored, *self.room(program, array))
-            found = mine if found is None else [x + y for x, y in zip(found, mine, strict=True)]
-        sums: dict[str, Any] = dict(zip(names, found or (), strict=True))
-        if not carries and (rule.policy.gated or rule.policy.mixes):
+        if not rule.region.joint:
+            return self._measure_coordinates(bundle, arrays)
+        read = ("carry",) if rule.policy.carries and (rule.policy.gated or not clear) else ()
+        pairs = zip(bundle.pieces, arrays, strict=True)
+        sums = _summed([self.sums_of(bundle, piece, array, read) for piece, array in pairs])
+        if not read and (rule.policy.gated or rule.policy.mixes):
             sums |= {"carry_sq": 0.0, "dot": 0.0}
         # Where the pure functions add up, in the type of the buffers, this would have overflowed.
         if sums["total_sq"] > torch.finfo(bundle.dtype).max:
@@ -265,34 +261,42 @@ class Recorded(Pure):
             # The sums hold entries within the policy's reach, so they cannot tell what is infinite.
             tame, not_finite = _looked_at([array], bundle.dtype)
             bundle.tame, bad = bundle.tame and tame, bad or not_finite
-            clock = self._clock(bundle, piece, clocks) if "count" in rule.buffers else Age()
-            found = self._sums_of(bundle, piece, array, clock) if tame and clock is not None else None
+            clock = self._clock(bundle, piece, clocks) if "count" in rule.buffers else NO_AGE
+            sizes = bundle.sizes if piece.sizes is None else piece.sizes
+            found = None
+            if tame and clock is not None and all([isinstance(size, float) for size in sizes]):
+                found = self.sums_of(bundle, piece, array, _read_to_measure(rule), sizes, clock)
             if found is None:
-                sums = self.measure_one(bundle, piece, array, False)
-                found = [None if x is None else x.item() for x in sums[1:]]
+                sums = self.measure_one(bundle, piece, array, False)._asdict()
+                found = {name: x.item() for name, x in sums.items() if name in rule.measures}
             parts.append(found)
-        columns = [None if column[0] is None else sum(column) for column in zip(*parts, strict=True)]
-        return Sums(bad if rule.can_reject else None, *columns)
+        return Sums(bad if rule.can_reject else None, **_summed(parts))
 
-    def _sums_of(self, bundle: Bundle, piece: Piece, array: Tensor, clock: Age) -> list[Any] | None:
-        """The sums of one piece by a program; None if there can be none."""
-        sizes = bundle.sizes if piece.sizes is None else piece.sizes
-        if not all([isinstance(size, float) for size in sizes]):
-            return None
-        key = "coordinates", id(bundle.rule), bundle.narrow, sizes, clock.warm
-        made = self.program(key, _measure_coordinates_of, bundle, sizes, clock)
+    def sums_of(
+        self,
+        bundle: Bundle,
+        piece: Piece,
+        array: Tensor,
+        read: tuple[str, ...],
+        sizes: tuple[float, ...] = (),
+        clock: Age = NO_AGE,
+        *,
+        rows: bool = False,
+    ) -> Any:
+        """The sums of one piece, by name, from a program that reads these buffers; None if there can be none."""
+        key = "measure", id(bundle.rule), bundle.narrow, bundle.unit, read, sizes, clock.warm
+        made = self.program(key, partial(measure_of, rows=rows), bundle, read, sizes, clock)
         if made is None:
             return None
-        program, shape = made
-        stored = [getattr(piece.buffers, name) for name in _read_to_measure(bundle.rule)]
+        program, names = made
+        stored = [getattr(piece.buffers, name) for name in read]
         times = [x for x in (clock.share, clock.factor) if x is not None]
-        sums = filled(shape, program.run(array, *stored, *times, *self.room(program, array)))
-        return list(sums[1:])
+        return dict(zip(names, program.run(array, *stored, *times, *self.room(program, array)), strict=True))
 
     def apply(self, bundle: Bundle, arrays: list[Tensor], call: Call) -> Told:
         """Write updates and buffers."""
         averages, clocks, told = "count" in bundle.rule.buffers, {}, []
-        clock: Age | None = Age()
+        clock: Age | None = NO_AGE
         for piece, array in zip(bundle.pieces, arrays, strict=True):
             if averages:
                 clock = self._clock(bundle, piece, clocks)
@@ -380,37 +384,35 @@ def _to_measure(rule: Rule, piece: Piece, clear: bool) -> Buffers:
     return piece.buffers._replace(carry=None) if clear and "dot" not in rule.measures else piece.buffers
 
 
-def measure_of(bundle: Bundle, carries: bool, *, rows: bool = False) -> tuple[Program, list[str]]:
-    """``measure`` of a norm as a program, and the names of the sums it returns."""
-    arrays = {"gradient": bundle.narrow} | ({"carry": _kind(bundle, "carry")} if carries else {})
-
-    def function(tape: Any, symbols: dict[str, Any], numbers: dict[str, Any]) -> Any:
-        own = Buffers(carry=symbols.get("carry"))
-        sums = measure(tape, bundle.rule, symbols["gradient"], own, bundle.dtype, bundle.unit)
-        return {}, sums._replace(bad=None)
-
-    program, sums = record(function, arrays, (), rows=rows)
-    return program, [name for name in Sums._fields if getattr(sums, name) is not None]
+def _summed(parts: list[dict[str, float]]) -> dict[str, Any]:
+    """The sums of several pieces, by name."""
+    if len(parts) == 1:
+        return parts[0]
+    return {name: sum([part[name] for part in parts]) for name in parts[0]}
 
 
-def _read_to_measure(rule: Rule) -> list[str]:
+def _read_to_measure(rule: Rule) -> tuple[str, ...]:
     """The buffers that are read to measure what is clipped coordinate by coordinate."""
-    return [name for name in rule.buffers if name in ("mean", "second") or (name == "carry" and rule.policy.noisy)]
+    read = ("mean", "second") + (("carry",) if rule.policy.noisy else ())
+    return tuple([name for name in rule.buffers if name in read])
 
 
-def _measure_coordinates_of(bundle: Bundle, sizes: tuple[float, ...], clock: Age) -> tuple[Program, Any]:
-    """``measure`` of what is clipped coordinate by coordinate as a program, for entries that are tame."""
-    names = _read_to_measure(bundle.rule)
-    arrays = {"gradient": bundle.narrow} | {name: _kind(bundle, name) for name in names}
+def measure_of(
+    bundle: Bundle, read: tuple[str, ...], sizes: tuple[float, ...], clock: Age, *, rows: bool = False
+) -> tuple[Program, list[str]]:
+    """``measure`` as a program, and the names of the sums it returns; of coordinates if entries are tame."""
+    arrays = {"gradient": bundle.narrow} | {name: _kind(bundle, name) for name in read}
     times = [name for name in ("share", "factor") if getattr(clock, name) is not None]
 
     def function(tape: Any, symbols: dict[str, Any], numbers: dict[str, Any]) -> Any:
-        own = Buffers(**{name: symbols[name] for name in names})
-        how = {"sizes": sizes, "clock": Age(warm=clock.warm, **{name: numbers[name] for name in times})}
-        sums = measure(tape, bundle.rule, symbols["gradient"], own, bundle.dtype, **how, tame=True)
+        own = Buffers(**{name: symbols[name] for name in read})
+        now = Age(warm=clock.warm, **{name: numbers[name] for name in times})
+        how = {"sizes": sizes, "clock": now, "tame": True}
+        sums = measure(tape, bundle.rule, symbols["gradient"], own, bundle.dtype, bundle.unit, **how)
         return {}, sums._replace(bad=None)
 
-    return record(function, arrays, times)
+    program, sums = record(function, arrays, times, rows=rows)
+    return program, [name for name in Sums._fields if getattr(sums, name) is not None]
 
 
 _FACTORS = ("scale", "keep", "base", "taken", "back")
@@ -418,7 +420,7 @@ _FACTORS = ("scale", "keep", "base", "taken", "back")
 
 
 def _scalars(rule: Rule, scaling: Scaling | None) -> tuple[list[float], tuple[Any, ...]]:
-    """The scalars that a program is given, and the names of all: those that are 1 stand for themselves as (name, 1)."""
+    """The scalars that a program is given, and the names of all; one that is 1 or 0 stands for itself as (name, 1)."""
     if scaling is None:
         return [], ()
     if not rule.policy.mixes:
@@ -428,8 +430,9 @@ def _scalars(rule: Rule, scaling: Scaling | None) -> tuple[list[float], tuple[An
         value = getattr(scaling, name)
         if value is None:
             continue
-        if value == 1.0:  # often so, and then there is nothing to multiply
-            names.append((name, 1.0))
+        # Often so, and then there is nothing to multiply, or to add; but NaN times 0 is NaN.
+        if value == 1.0 or (value == 0.0 and rule.nonfinite != "propagate"):
+            names.append((name, value))
         else:
             values.append(value)
             names.append(name)
@@ -476,7 +479,8 @@ def apply_of(
             finals["gradient"] = outcome.update
         return finals, Told(outcome.dropped_sq, outcome.diagnosis)
 
-    return record(function, arrays, [*scalars, *times, *(["seed"] if bundle.rounds else [])], rows=rows)
+    numbers = [*scalars, *times, *(["seed"] if bundle.rounds else [])]
+    return record(function, arrays, numbers, rows=rows, passes_nan=rule.nonfinite == "propagate")
 
 
 def _kind(bundle: Bundle, name: str) -> torch.dtype:
@@ -571,8 +575,8 @@ class Listed:
             held = torch.where(skip, torch.ones_like(scaling.scale), policy.decay)
             scaling = scaling._replace(scale=torch.where(skip, 0.0, scaling.scale), keep=keep, held=held)
         for some, owed in _slices(arrays, carries):
-            vector, left = policy.mix(_Lists, _List(some), _List(owed), scaling)
-            policy.left(_Lists, left, vector * scaling.scale, scaling)
+            update, left = policy.mix(_Lists, _List(some), _List(owed), scaling)
+            policy.left(_Lists, left, update, scaling)
         return Told()
 
     @staticmethod
@@ -652,6 +656,11 @@ class _Lists:
         """The sum x + factor·y."""
         torch._foreach_add_(x.tensors, torch._foreach_mul(y.tensors, factor))
         return x
+
+    @staticmethod
+    def weighted(x: _List, a: Any, y: _List, b: Any) -> _List:
+        """The sum x·a + y·b."""
+        return _Lists.plus(x * a, y, b)
 
     @staticmethod
     def lerp(start: _List, end: _List, weight: float) -> _List:
@@ -737,12 +746,3 @@ def _spread_out(piece: Piece) -> Any:
 
 def _seed(bundle: Bundle, piece: Piece, step: int) -> int | None:
     return piece.seed(step) if bundle.rounds else None
-
-
-def _as_tensors(call: Call, dtype: torch.dtype, device: torch.device) -> Call:
-    """The scalars as tensors where the arrays are, as compiled functions take them."""
-    skip = None if call.skip is None else call.skip.to(device, non_blocking=True)
-    if call.scaling is None or any(isinstance(x, Tensor) for x in call.scaling):
-        return call._replace(skip=skip)
-    made = [None if x is None else torch.tensor(x, dtype=dtype) for x in call.scaling]
-    return call._replace(scaling=Scaling(*made), skip=skip)

@@ -81,6 +81,11 @@ class TorchNamespace:
         return x + y * factor
 
     @staticmethod
+    def weighted(x: torch.Tensor, a: Any, y: torch.Tensor, b: Any) -> torch.Tensor:
+        """The sum x·a + y·b."""
+        return x * a + y * b
+
+    @staticmethod
     def size(values: torch.Tensor) -> float:
         """The number of entries."""
         return float(values.numel())
@@ -131,16 +136,8 @@ class TorchNamespace:
 
     @staticmethod
     def sums(terms: Iterable[Any], *, largest: bool) -> list[torch.Tensor]:
-        """The sum of each array or product of two, or of the last its maximum if ``largest``.
-
-        Each is made, reduced and let go before the next.
-        """
-        found: list[torch.Tensor] = []
-        last: Any = None
-        for term in terms:
-            found += [] if last is None else [_sum(last)]
-            last = term
-        return [*found, torch.amax(last) if largest else _sum(last)]
+        """The sum of each array or product of two, or of the last its maximum if ``largest``."""
+        return one_by_one(TorchNamespace, terms, largest=largest)
 
     @staticmethod
     def as_bits(values: torch.Tensor) -> torch.Tensor:
@@ -197,8 +194,19 @@ class RowsNamespace(TorchNamespace):
         return torch.full((parts,), values.numel() / max(parts, 1), device=values.device)
 
 
-def _sum(term: Any) -> torch.Tensor:
-    return torch.sum(term) if isinstance(term, torch.Tensor) else TorchNamespace.inner(*term)
+def one_by_one(xp: Any, terms: Iterable[Any], *, largest: bool) -> list[Any]:
+    """The ``sums`` of a namespace: each term is made when it is asked for, and let go before the one after the next."""
+
+    def total(term: Any) -> Any:
+        return xp.inner(*term) if isinstance(term, tuple) else xp.sum(term)
+
+    found: list[Any] = []
+    last: Any = None
+    for term in terms:
+        if last is not None:
+            found.append(total(last))
+        last = term
+    return [*found, xp.max(last) if largest else total(last)]
 
 
 def _row(value: Any, like: torch.Tensor) -> torch.Tensor:

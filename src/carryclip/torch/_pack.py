@@ -211,8 +211,7 @@ class Packer:
         odd: list[tuple[Leaf, Tensor]] = []
         by_width: dict[int, list[tuple[Leaf, Tensor]]] = {}
         for leaf, gradient in leaves:
-            rows = 1 if leaf.axis is None else gradient.shape[0]
-            by_width.setdefault(gradient.numel() // rows, []).append((leaf, gradient))
+            by_width.setdefault(gradient.numel() // _rows_of(leaf, gradient), []).append((leaf, gradient))
         for width, some in by_width.items():
             if len(some) == 1:
                 odd += [] if self.add_rows(bundle, *some[0], cut=cut) else some
@@ -223,23 +222,11 @@ class Packer:
 
     def add_rows(self, bundle: Any, leaf: Leaf, gradient: Tensor, *, cut: int) -> bool:
         """Add a tensor as rows, about ``cut`` entries of them at a time, if it lies in memory row by row."""
-        stored = here(leaf, self._stored(bundle, leaf))
-        columns = [x for x in (gradient, *stored[:-1]) if x is not None]
-        if leaf.axis not in (None, 0) or not all(x.is_contiguous() for x in columns):
-            return False
-        rows = 1 if leaf.axis is None else gradient.shape[0]
-        width = gradient.numel() // rows
-        many = max(cut // width, 1) if cut else rows
-        flat = [None if x is None else x.view(rows, -1) for x in stored[:-1]]
-        starts = range(0, rows, many)
-        bundle.sources.append(Source([leaf.number], None, many, len(starts), rows=rows))
-        for start in starts:
-            part = [None if x is None else x[start : start + many] for x in flat]
-            bundle.pieces.append(Piece([leaf], Buffers._make([*part, stored.count]), None, start * width))
-        return True
+        by_rows = leaf.axis in (None, 0) and gradient.is_contiguous()
+        return by_rows and self._alone(bundle, leaf, gradient, cut, rows=_rows_of(leaf, gradient))
 
-    def _alone(self, bundle: Any, leaf: Leaf, gradient: Tensor, cut: int) -> bool:
-        """Add a tensor by itself, if gradient and buffers lie in memory alike."""
+    def _alone(self, bundle: Any, leaf: Leaf, gradient: Tensor, cut: int, *, rows: int = 0) -> bool:
+        """Add a tensor by itself, if gradient and buffers lie in memory alike: as a vector, or as so many rows."""
         stored = here(leaf, self._stored(bundle, leaf))
         order = None
         if not gradient.is_contiguous():
@@ -249,16 +236,15 @@ class Packer:
         columns = [x if x is None or order is None else x.permute(order) for x in stored[:-1]]
         if any(x is not None and not x.is_contiguous() for x in columns):
             return False
-        flat = Buffers._make([*(None if x is None else x.view(-1) for x in columns), stored.count])
-        count = gradient.numel()
-        if not cut or count <= cut:
-            bundle.sources.append(Source([leaf.number], order))
-            bundle.pieces.append(Piece([leaf], flat, None, 0))
-            return True
-        bundle.sources.append(Source([leaf.number], order, cut, -(-count // cut)))
-        for start in range(0, count, cut):
-            part = [None if x is None else x[start : start + cut] for x in flat[:-1]]
-            bundle.pieces.append(Piece([leaf], Buffers._make([*part, stored.count]), None, start))
+        flat = [None if x is None else x.view((rows, -1) if rows else -1) for x in columns]
+        count, width = (rows, gradient.numel() // rows) if rows else (gradient.numel(), 1)
+        many = max(cut // width, 1) if cut else count
+        starts = range(0, count, many)
+        source = Source([leaf.number], order, many if len(starts) > 1 else 0, len(starts), rows=rows)
+        bundle.sources.append(source)
+        for start in starts:
+            part = [None if x is None else x[start : start + many] for x in flat]
+            bundle.pieces.append(Piece([leaf], Buffers._make([*part, stored.count]), None, start * width))
         return True
 
     def _stored(self, bundle: Any, leaf: Leaf) -> Buffers:
@@ -304,6 +290,10 @@ class Packer:
             columns = [None if x is None else x.view(-1, width) for x in columns]
         bundle.sources.append(source)
         bundle.pieces.append(Piece([leaf for leaf, _ in leaves], Buffers(*columns), None, 0))
+
+
+def _rows_of(leaf: Leaf, gradient: Tensor) -> int:
+    return 1 if leaf.axis is None else gradient.shape[0]
 
 
 def _pack_of(entries: Entries) -> tuple[int, int] | None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from carryclip.torch._namespace import row_squares, squared_norm
+from carryclip.torch._namespace import one_by_one, row_squares, squared_norm
 
 
 class NotRecordableError(Exception):
@@ -81,6 +81,17 @@ class _Line(NamedTuple):
 _SQUARES = {"squared_norm": squared_norm, "row_squares": row_squares}
 _NUMBERS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "ge": ">=", "gt": ">", "lt": "<"}
 """Operations between numbers, as Python writes them."""
+_TO_NUMBER = {
+    "numel": "float({}.numel())",
+    "sum": "{}.sum().item()",
+    "row_sum": "{}.sum(1)",
+    "amax": "{}.amax().item()",
+    "row_squares": "row_squares({})",
+    "squared_norm": "squared_norm({}).item()",
+    "isfinite": "math.isfinite({})",
+    "not": "not {}",
+}
+"""Operations that make a number of one operand: an array, or another number."""
 
 
 def _noted(name: str) -> Any:
@@ -97,15 +108,19 @@ class Recorder:
     finfo = staticmethod(torch.finfo)
     float32 = torch.float32
 
-    def __init__(self, *, rows: bool = False) -> None:
+    def __init__(self, *, rows: bool = False, passes_nan: bool = False) -> None:
         self.lines: list[_Line] = []
         self.rows = rows
+        self.passes_nan = passes_nan
 
-    def operation(self, name: str, operands: tuple[Any, ...], dtype: Any = None) -> Symbol:
+    def operation(self, name: str, operands: tuple[Any, ...], dtype: Any = None) -> Any:
         """Note an operation; the result has the type of the arrays that go in, unless told otherwise."""
         arrays = [x for x in operands if isinstance(x, Symbol) and x.dtype is not None]
-        if name == "mul" and isinstance(operands[1], float) and operands[1] == 1.0:
-            return operands[0]
+        if name == "mul" and isinstance(operands[1], float) and operands[1] in (0.0, 1.0):
+            if operands[1] == 1.0:
+                return operands[0]
+            if not arrays:
+                return operands[1]
         if not arrays and (name not in _NUMBERS or dtype is not None):
             raise NotRecordableError(f"{name} of numbers")
         kinds = {x.dtype for x in arrays if x.dtype != torch.bool} or {torch.bool}
@@ -139,6 +154,17 @@ class Recorder:
         """The sum x + factor·y, in one pass."""
         return x + y if isinstance(factor, float) and factor == 1.0 else self.operation("plus", (x, y, factor))
 
+    def weighted(self, x: Any, a: Any, y: Any, b: Any) -> Symbol:
+        """The sum x·a + y·b, in one pass.
+
+        Where a factor is 0 that pass does not look at what it belongs to, so that NaN would not be passed on.
+        """
+        if isinstance(b, float) and b == 0.0 and not self.passes_nan:
+            return x * a
+        if self.rows or self.passes_nan or (isinstance(a, float) and a == 1.0):
+            return self.plus(x * a, y, b)
+        return self.operation("weighted", (x, a, y, b))
+
     def isfinite(self, x: Any) -> Any:
         """Which entries are finite: NaN and infinity are not below infinity."""
         if x.dtype is None:
@@ -166,15 +192,11 @@ class Recorder:
 
     def sums(self, terms: Iterable[Any], *, largest: bool) -> list[Symbol]:
         """The sum of each array or product of two, or of the last its maximum if ``largest``."""
-        found: list[Symbol] = []
-        last: Any = None
-        for term in terms:  # each is made when it is asked for, and reduced before the one after the next is
-            if last is not None:
-                found.append(self.inner(*last) if isinstance(last, tuple) else self.sum(last))
-            last = term
-        if largest:
-            return [*found, self.number("amax", last)]
-        return [*found, self.inner(*last) if isinstance(last, tuple) else self.sum(last)]
+        return one_by_one(self, terms, largest=largest)
+
+    def max(self, x: Symbol) -> Symbol:
+        """The largest entry."""
+        return self.number("amax", x)
 
     def as_bits(self, x: Symbol) -> Symbol:
         """The bits of float32 numbers, as integers."""
@@ -209,13 +231,14 @@ def record(
     numbers: Sequence[str],
     *,
     rows: bool = False,
+    passes_nan: bool = False,
 ) -> tuple[Program, Any]:
     """Make a program of ``function(xp, arrays, numbers)``, which gets symbols by name.
 
     The function returns what some of the arrays are to hold afterwards, by name, and a structure of results. With the
     program comes that structure; ``filled`` puts into it what the program returns.
     """
-    tape = Recorder(rows=rows)
+    tape = Recorder(rows=rows, passes_nan=passes_nan)
     symbols = {name: Symbol(tape, dtype) for name, dtype in arrays.items()}
     given = {name: Symbol(tape, None) for name in numbers}
     finals, results = function(tape, symbols, given)
@@ -318,7 +341,9 @@ class _Writer:
         result = line.result
         if result.dtype is None:
             self.names[result] = f"n{k}"
-            self.code.append(f"n{k} = {self._number(line.name, words)}")
+            between = line.name in _NUMBERS
+            number = f" {_NUMBERS[line.name]} ".join(words) if between else _TO_NUMBER[line.name].format(*words)
+            self.code.append(f"n{k} = {number}")
             return
         if line.name == "view":
             self.names[result] = f"v{k}"
@@ -332,43 +357,31 @@ class _Writer:
             self.code.append(f"torch.addcmul({words[0]}, {words[1]}, {words[2]}, out={place})")
         elif line.name == "plus":
             self.code.append(f"torch.add({words[0]}, {words[1]}, alpha={words[2]}, out={place})")
+        elif line.name == "weighted":
+            # An outer product with (1): the only operation of torch's that multiplies both terms of a sum.
+            x, a, y, b = words
+            one = self._constant(torch.ones(1, dtype=result.dtype))
+            self.code.append(f"torch.addr({y}.view(-1, 1), {x}, {one}, beta={b}, alpha={a}, out={place}.view(-1, 1))")
         elif line.name == "arange":
             self.code.append(f"torch.arange({words[0]}.numel(), dtype={result.dtype}, out={place})")
         else:
             self.code.append(f"torch.{line.name}({', '.join(words)}, out={place})")
-
-    @staticmethod
-    def _number(name: str, words: list[str]) -> str:
-        if name == "numel":
-            return f"float({words[0]}.numel())"
-        if name == "sum":
-            return f"{words[0]}.sum().item()"
-        if name == "row_sum":
-            return f"{words[0]}.sum(1)"
-        if name == "amax":
-            return f"{words[0]}.amax().item()"
-        if name == "row_squares":
-            return f"row_squares({words[0]})"
-        if name == "squared_norm":
-            return f"squared_norm({words[0]}).item()"
-        if name == "isfinite":
-            return f"math.isfinite({words[0]})"
-        if name == "not":
-            return f"not {words[0]}"
-        return f"{words[0]} {_NUMBERS[name]} {words[1]}"
 
     def _word(self, operand: Any, line: _Line) -> str:
         """How an operand is written; ``torch.where`` takes no bare numbers where there is an ``out=``."""
         if isinstance(operand, Symbol):
             return self.names[operand]
         if line.name == "where" and isinstance(operand, (int, float)):
-            name = f"c{len(self.constants)}"
-            self.constants[name] = torch.tensor(operand, dtype=line.result.dtype)
-            return name
+            return self._constant(torch.tensor(operand, dtype=line.result.dtype))
         if isinstance(operand, Real) and not isinstance(operand, int):
             operand = float(operand)  # NumPy's numbers have names of their own
             return repr(operand) if math.isfinite(operand) else f'float("{operand}")'
         return repr(operand)
+
+    def _constant(self, value: torch.Tensor) -> str:
+        name = f"c{len(self.constants)}"
+        self.constants[name] = value
+        return name
 
     def _place(self, k: int, line: _Line) -> str:
         """Memory for the result: its own array, that of an operand which is not needed any more, or scratch."""

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from carryclip.algorithm import Age, apply, measure
+from carryclip.algorithm import Age, apply
 from carryclip.diagnosis import Diagnosis
 from carryclip.policy import Scaling, Sums
 from carryclip.torch._bundles import Bundle, Tuning
 from carryclip.torch._kernels import (
+    NO_AGE,
     Call,
     Case,
     Compiled,
@@ -25,7 +26,6 @@ from carryclip.torch._kernels import (
     Recorded,
     Told,
     apply_of,
-    measure_of,
 )
 from carryclip.torch._namespace import RowsNamespace
 
@@ -39,10 +39,8 @@ class Rows(Pure):
 
     def measure(self, bundle: Bundle, arrays: list[Tensor], *, clear: bool, inspect: bool) -> Sums:
         """The sums of each row."""
-        rows, unit = _rows(bundle.axis), bundle.unit
-        parts = []
-        for piece, array in zip(bundle.pieces, arrays, strict=True):
-            parts.append(measure(rows, bundle.rule, array, piece.buffers, bundle.dtype, unit))
+        pairs = zip(bundle.pieces, arrays, strict=True)
+        parts = [self.measure_one(bundle, piece, array, clear) for piece, array in pairs]
         bad, *sums = (_end_to_end(column) for column in zip(*parts, strict=True))
         return Sums(bad.any(), *sums)
 
@@ -54,7 +52,7 @@ class Rows(Pure):
             count = 1 if bundle.axis is None else array.shape[bundle.axis]
             shape = [count if k == bundle.axis else 1 for k in range(array.dim())]
             own = [x[start : start + count].view(shape) if isinstance(x, Tensor) else x for x in call.scaling]
-            told.append(self.apply_one(bundle, piece, array, call._replace(scaling=Scaling(*own)), Age()))
+            told.append(self.apply_one(bundle, piece, array, call._replace(scaling=Scaling(*own)), NO_AGE))
             start += count
         diagnoses = [each.diagnosis for each in told if each.diagnosis is not None]
         if not diagnoses:
@@ -78,15 +76,10 @@ class RecordedRows(Rows):
 
     def measure(self, bundle: Bundle, arrays: list[Tensor], *, clear: bool, inspect: bool) -> Sums:
         """The sums of each row."""
-        carries = bundle.rule.policy.carries
-        key = "rows", id(bundle.rule), bundle.narrow, bundle.unit
-        program, names = self.recorded.program(key, partial(measure_of, rows=True), bundle, carries)
-        parts = []
-        for piece, array in zip(bundle.pieces, arrays, strict=True):
-            stored = (piece.buffers.carry,) if carries else ()
-            parts.append(program.run(array, *stored, *self.recorded.room(program, array)))
-        columns = zip(names, zip(*parts, strict=True), strict=True)
-        found = Sums(None, **{name: _end_to_end(column) for name, column in columns})
+        read = ("carry",) if bundle.rule.policy.carries else ()
+        pairs = zip(bundle.pieces, arrays, strict=True)
+        parts = [self.recorded.sums_of(bundle, piece, array, read, rows=True) for piece, array in pairs]
+        found = Sums(**{name: _end_to_end([part[name] for part in parts]) for name in parts[0]})
         return found._replace(bad=~torch.isfinite(found.total_sq).all())
 
     def apply_one(self, bundle: Bundle, piece: Any, array: Tensor, call: Call, clock: Age) -> Told:

@@ -234,14 +234,9 @@ class Session:
                 was, rule = old.rules[before.rule], layout.rules[leaf.rule]
                 drop_unused(self.stepper.home.peek(leaf.param), rule, keep_averages=_has_averages(was, rule))
         self.stepper.move(old, layout)
-        memory = self.ledger.memory
         self.ledger.fit(layout, old)
         if not _same_vectors(old, layout):
             self.stepper.agreement.forget()  # what ranks were still to tell of the last step is of other vectors
-        elif old.rules[0].policy.follows == layout.rules[0].policy.follows:
-            for mine, before in zip(self.ledger.memory or (), memory or (), strict=False):
-                if mine is not None:
-                    mine.copy_(before)  # of the same vectors and with the same meaning, though under another rule
         self.watch.one_vector = layout.is_one_vector
         self._link()
 

@@ -5,7 +5,7 @@ are kept in the param groups, which load without a cast.
 """
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from carryclip import _checks
 from carryclip.algorithm import Buffers, Rule, find_rule
 from carryclip.diagnosis import warn_user
-from carryclip.policy import Memory, Policy
+from carryclip.policy import Memory
 from carryclip.radius import Past
 from carryclip.torch._layout import Group, Layout, Leaf, Places, Run
 from carryclip.torch._shards import local
@@ -250,54 +250,57 @@ class Ledger:
             mine.copy_(theirs if unless is None else torch.where(unless, mine, theirs))
 
     def fit(self, layout: Layout, old: Layout | None = None) -> None:
-        """Make room for the scopes of ``layout``, taking over those that ``old`` had already."""
-        self._fit_past(layout, old)
-        before, self.memory = self.memory, None
-        policy = layout.rules[0].policy
-        if not any(rule.remembers for rule in layout.rules):
-            return
-        double = any(wide(leaf.param.dtype) == torch.float64 for leaf in layout.leaves if leaf.scope >= 0)
-        count = self.skipped.new_zeros(layout.table.width)
-        average = count.to(torch.float64 if double else torch.float32)
-        self.memory = Memory(average, count, average.clone() if policy.noisy else None)
-        if old is None or before is None or _memory_keys(old.rules[0].policy) != _memory_keys(policy):
-            return
-        # Rules may have other numbers now; the same vector is the one of an equal rule with the same name.
-        known = {(run.rule, run.name): place for run, place in _runs(old)}
-        for run, place in _runs(layout):
-            number = find_rule(old.rules, layout.rules[run.rule])
-            before_place = None if number is None else known.get((number, run.name))
-            if before_place is not None:
-                for mine, theirs in zip(self.memory.known(), before.known(), strict=True):
-                    _take(mine, place, theirs, before_place)
+        """Make room for the scopes of ``layout``, taking over those that ``old`` had already.
 
-    def _fit_past(self, layout: Layout, old: Layout | None) -> None:
-        """The same for what radii have learned: it stays where the same vector has the same kind of radius."""
-        before, self.past = self.past, None
-        rules = [rule.region.rule for rule in layout.rules if rule.region.rule is not None]
-        keeps = {name for rule in rules for name in rule.keeps}
-        if not keeps:
+        A table is taken over where the same vector is clipped by an equal rule, or by the one that stands in its place
+        now, if its numbers have the same meaning.
+        """
+        before: dict[Any, tuple[slice, dict[Any, dict[str, Tensor]]]] = {}
+        if old is not None:
+            tables = [self._tables(rule) for rule in old.rules]
+            before = {(run.rule, run.name): (place, tables[run.rule]) for run, place in _runs(old)}
+        self.memory, self.past = self._new_memory(layout), self._new_past(layout)
+        if old is None:
             return
-        count = self.skipped.new_zeros(layout.table.width)
-        first, second = (count.to(self.dropped.dtype) if name in keeps else None for name in ("first", "second"))
-        length = max(rule.length for rule in rules)
-        window = self.dropped.new_zeros(layout.table.width, length) if length else None
-        self.past = Past(count, first, second, window)
-        if old is None or before is None:
-            return
-        known = {(run.rule, run.name): place for run, place in _runs(old)}
         for run, place in _runs(layout):
             rule = layout.rules[run.rule]
             number = find_rule(old.rules, rule)
-            if number is None:  # its numbers are others now; it is the one that stood in the same place
-                number = run.rule if run.rule < len(old.rules) else None
-            if number is None or (number, run.name) not in known or _kind_of(old.rules[number]) != _kind_of(rule):
-                continue
-            at = known[number, run.name]
-            pairs = [(x, y) for x, y in zip(self.past, before, strict=True) if x is not None]
-            if _kind_of(rule) and all(y is not None and x[place].shape == y[at].shape for x, y in pairs):
-                for mine, theirs in pairs:
-                    mine[place] = theirs[at]
+            was, known = before.get((run.rule if number is None else number, run.name), (place, {}))
+            for meaning, columns in self._tables(rule).items():
+                kept = {key: column[was] for key, column in known.get(meaning, {}).items()}
+                _take({key: column[place] for key, column in columns.items()}, kept)
+
+    def _new_memory(self, layout: Layout) -> Memory | None:
+        """What the policy remembers before the first step."""
+        if not any(rule.remembers for rule in layout.rules):
+            return None
+        double = any(wide(leaf.param.dtype) == torch.float64 for leaf in layout.leaves if leaf.scope >= 0)
+        count = self.skipped.new_zeros(layout.table.width)
+        average = count.to(torch.float64 if double else torch.float32)
+        return Memory(average, count, average.clone() if layout.rules[0].policy.noisy else None)
+
+    def _new_past(self, layout: Layout) -> Past | None:
+        """What radii have learned before the first step."""
+        rules = [rule.region.rule for rule in layout.rules if rule.region.rule is not None]
+        keeps = {name for rule in rules for name in rule.keeps}
+        if not keeps:
+            return None
+        count = self.skipped.new_zeros(layout.table.width)
+        first, second = (count.to(self.dropped.dtype) if name in keeps else None for name in ("first", "second"))
+        length = max(rule.length for rule in rules)
+        return Past(count, first, second, self.dropped.new_zeros(layout.table.width, length) if length else None)
+
+    def _tables(self, rule: Rule) -> dict[Any, dict[str, Tensor]]:
+        """The columns in which a rule's scopes have entries: by what they mean, and the keys they are saved under."""
+        found: dict[Any, dict[str, Tensor]] = {}
+        if self.memory is not None and rule.remembers:
+            name = f"{PREFIX}{rule.policy.follows}"
+            names = (name, f"{name}_count", f"{name}_noise")
+            found[rule.policy.follows, rule.region.joint] = dict(zip(names, self.memory.known(), strict=False))
+        if self.past is not None and _kind_of(rule):
+            columns = {PAST[name]: column for name, column in self.past._asdict().items() if column is not None}
+            found[_kind_of(rule)] = columns
+        return found
 
     def write(self, groups: list[Group], layout: Layout, region: str) -> None:
         """Put the scalars into the param groups, where checkpoints find them."""
@@ -309,56 +312,27 @@ class Ledger:
                 continue
             rule, scopes = layout.rules[place[0]], place[1]
             group[AVERAGES] = averages_of(rule)
-            if self.memory is not None and rule.remembers:
-                names = _memory_keys(rule.policy)
-                group.update({key: column[scopes] for key, column in zip(names, self.memory.known(), strict=True)})
-            if self.past is not None and _kind_of(rule):
-                columns = zip(PAST.values(), self.past, strict=True)
-                group.update({key: column[scopes] for key, column in columns if column is not None})
+            for columns in self._tables(rule).values():
+                group.update({key: column[scopes] for key, column in columns.items()})
 
     def read(self, groups: list[Group], places: Places, layout: Layout) -> bool:
         """Take the scalars over from param groups; False if something remembered did not fit and starts anew."""
-        fits, policy = True, layout.rules[0].policy
+        fits = True
         for group, place in zip(groups, places, strict=True):
             if STEPS not in group:
                 continue
             self.steps = int(group[STEPS])
             self.skipped.copy_(group[SKIPPED])
             self.dropped.copy_(group[DROPPED])
-            if self.past is not None and place is not None:
-                fits = self._read_past(group, layout.rules[place[0]], place[1]) and fits
-            if self.memory is None or place is None or place[1].start == place[1].stop:
+            if place is None:
                 continue
-            columns = [column[place[1]] for column in self.memory.known()]
-            saved = [group.get(key) for key in _memory_keys(policy)]
-            if all(found is not None and found.shape == columns[0].shape for found in saved):
-                for column, found in zip(columns, saved, strict=True):
-                    column.copy_(found)
-            else:
-                for column in columns:
-                    column.zero_()
-                fits = fits and saved[0] is None
+            rule, scopes = layout.rules[place[0]], place[1]
+            for meaning, columns in self._tables(rule).items():
+                # Radii of another kind keep their numbers under the same names.
+                known = meaning != _kind_of(rule) or meaning in str(group.get(AVERAGES, "")).split()
+                taken = _take({key: column[scopes] for key, column in columns.items()}, group if known else {})
+                fits = fits and (taken or not any(key in group for key in columns))
         return fits
-
-    def _read_past(self, group: Group, rule: Rule, scopes: slice) -> bool:
-        """Take over what the radius of a group has learned; False if there was something else."""
-        assert self.past is not None
-        kind = _kind_of(rule)
-        if not kind:
-            return True
-        columns = {
-            PAST[name]: column[scopes]
-            for name, column in zip(Past._fields, self.past, strict=True)
-            if column is not None
-        }
-        same = kind in str(group.get(AVERAGES, "")).split()
-        if same and all(key in group and group[key].shape == column.shape for key, column in columns.items()):
-            for key, column in columns.items():
-                column.copy_(group[key])
-            return True
-        for column in columns.values():
-            column.zero_()
-        return AVERAGES not in group
 
 
 def _runs(layout: Layout) -> Iterator[tuple[Run, slice]]:
@@ -369,24 +343,21 @@ def _runs(layout: Layout) -> Iterator[tuple[Run, slice]]:
         start += run.length
 
 
-def _take(mine: Tensor, place: slice, theirs: Tensor, before: slice) -> None:
-    """Copy a part of a column, if it has the same shape."""
-    if mine[place].shape == theirs[before].shape:
-        mine[place] = theirs[before]
+def _take(columns: dict[str, Tensor], saved: Mapping[str, Any]) -> bool:
+    """Copy what was saved, if it is all there and of the same shape; otherwise start anew, and say so by False."""
+    fits = all(key in saved and saved[key].shape == column.shape for key, column in columns.items())
+    for key, column in columns.items():
+        if fits:
+            column.copy_(saved[key])
+        else:
+            column.zero_()
+    return fits
 
 
 def _kind_of(rule: Rule) -> str:
     """What the past of a rule's radius means; empty if there is none."""
     found = rule.region.rule
     return type(found).__name__ if found is not None and found.follows else ""
-
-
-def _memory_keys(policy: Policy) -> list[str]:
-    """Under which the columns of a policy's memory are saved."""
-    if policy.follows is None:
-        return []
-    name = PREFIX + policy.follows
-    return [name, f"{name}_count", *([f"{name}_noise"] if policy.noisy else [])]
 
 
 def mend(optimizer: Optimizer, leaves: list[Leaf], storage: Storage, summary: str) -> None:

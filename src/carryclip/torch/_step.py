@@ -248,19 +248,18 @@ class Stepper:
                 told.append(Told())
                 continue
             mine = call._replace(sizes=turn.sizes[bundle.number])
-            if bundle.scope != NO_SCOPE and scaling is not None and not bundle.rule.region.joint:
-                mine = mine._replace(scaling=_own(scaling, bundle, own[0].device, host=turn.host))
-            elif bundle.scope != NO_SCOPE and scaling is not None:
-                # NaN, under "propagate", is above nothing and yet leaves nothing as it was.
-                within = turn.host and _within(scaling, bundle)
-                if within and not turn.inspect and self._stays(bundle):
-                    told.append(Told())
-                    continue
-                self._clear.pop(bundle.vector, None)
-                # The paper's rule has paid all by now; one that mixes has nothing to pay if there was nothing.
-                if within and self._pays_all(bundle, found):
-                    inside.setdefault(bundle.vector, []).append(bundle)
-                mine = mine._replace(scaling=_own(scaling, bundle, own[0].device, host=turn.host))
+            if bundle.scope != NO_SCOPE and scaling is not None:
+                if bundle.rule.region.joint:
+                    # NaN, under "propagate", is above nothing and yet leaves nothing as it was.
+                    within = turn.host and _within(scaling, bundle)
+                    if within and not turn.inspect and self._stays(bundle):
+                        told.append(Told())
+                        continue
+                    self._clear.pop(bundle.vector, None)
+                    # The paper's rule has paid all by now; one that mixes has nothing to pay if there was nothing.
+                    if within and self._pays_all(bundle, found):
+                        inside.setdefault(bundle.vector, []).append(bundle)
+                mine = mine._replace(scaling=_own(scaling, bundle, own[0].device))
             told.append(bundle.kernel.apply(bundle, own, mine))
             if self.write:
                 bundle.give_back(turn.gradients, own)
@@ -419,13 +418,7 @@ def _totals(turn: Turn, seen: Seen, units: list[float]) -> Totals:
         like = torch.empty((), dtype=torch.float64 if double else torch.float32, device=turn.device)
     space, present = host_xp if turn.host else xp, None
     if not all(plan.held) or (layout.spread is not None and layout.spread.whole):
-        held = [float(each) for each in plan.held]
-        present = (
-            space.concat(
-                [space.full(run.length, each, like) for run, each in zip(layout.scopes, held, strict=True)], like
-            )
-            > 0
-        )
+        present = layout.table.marked(space, plan.held, like)
     sums = [each for _, each in own]
     where = [bundle.place for bundle, _ in own]
     for scope, square in _weights(turn):
@@ -498,19 +491,16 @@ def _all_are(values: Any, bundle: Bundle, wanted: float) -> bool:
     )
 
 
-def _own(scaling: Scaling, bundle: Bundle, device: torch.device, *, host: bool) -> Scaling:
-    """The scalars of one scope, where they are needed and in that precision."""
+def _own(scaling: Scaling, bundle: Bundle, device: torch.device) -> Scaling:
+    """The scalars of a bundle's scopes, where they are needed and in that precision: of rows as a vector."""
     scope, found = bundle.place, []
     kind = np.float64 if bundle.dtype == torch.float64 else np.float32
     scale, keep, _, _, *mixed = scaling
-    if not isinstance(scope, int) and host:
-        for values in (scale, keep, None, None, *mixed):
-            own = torch.from_numpy(values[scope].astype(kind)) if isinstance(values, np.ndarray) else values
-            found.append(own)
-        return Scaling(*found)
     for values in (scale, keep, None, None, *mixed):  # one loop and no function: this is called for each bundle
-        if isinstance(values, np.ndarray):
+        if isinstance(values, np.ndarray) and isinstance(scope, int):
             found.append(float(kind(values[scope])))
+        elif isinstance(values, np.ndarray):
+            found.append(torch.from_numpy(values[scope].astype(kind)))
         elif isinstance(values, Tensor):
             found.append(values[scope].to(device=device, dtype=bundle.dtype, non_blocking=True))
         else:

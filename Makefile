@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all kills lint types docs clean
+.PHONY: help demo test test-all kills lint types docs packages clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -40,6 +40,9 @@ types: $(READY) ## check types
 
 docs: $(READY) ## build the documentation into site/
 	$(BIN)/mkdocs build --strict
+
+packages: $(READY) ## build both distributions and try them in clean environments
+	.ci/packages
 
 clean: ## remove .venv and everything built
 	rm -rf $(VENV) site .pytest_cache .ruff_cache .hypothesis

@@ -8,7 +8,8 @@
     python benchmarks/published.py --write          # only fill the pages from what is there
     python benchmarks/published.py --restore claims STORE    # a store with the published runs, to go on from
 
-Kept are the figures as SVG with captions, the claims and answers, runs as CSV and epochs as Parquet.
+Kept are the figures as SVG with captions, the claims and answers, runs as CSV and epochs as Parquet; of the evidence
+less, see ``evidence.py``.
 """
 
 import csv
@@ -17,6 +18,8 @@ import re
 import shutil
 import sys
 from pathlib import Path
+
+import evidence  # the module beside this one
 
 from carryclip_lab.analysis.shifts import of_rates, shifts
 from carryclip_lab.analysis.summary import summarise
@@ -39,6 +42,7 @@ PAGES = {
     DOCS / "experiments" / "claims.md": ("claims",),
     DOCS / "experiments" / "imagenet.md": ("imagenet",),
     DOCS / "when-to-use.md": ("evidence",),
+    DOCS.parent / "README.md": ("evidence",),
 }
 """Each with what it shows."""
 ME = "published"
@@ -115,34 +119,20 @@ def claims(folder: Path) -> str:
     return lines(["", "the paper", "seen here", "study", "verdict"], table)
 
 
-def trials(folder: Path, what: str) -> str:
-    """A table of all trials."""
-    told = json.loads((folder / "claims.json").read_text(encoding="utf-8"))
-    if what == "brief":
-        return brief(told["together"]["policies"])
-    found = told["together"][what]
-    return lines(found["heads"], found["table"])
-
-
-def brief(found: dict[str, list]) -> str:
-    """The carry's columns of that table alone."""
-    heads = ("large gradients are", "trial", "clipping", "judged by", "U-Clip", "U-Clip, Gated")
-    places = [found["heads"].index(head) for head in heads]
-    return lines(list(heads), [[line[place] for place in places] for line in found["table"]])
-
-
 def filled(page: Path) -> str:
     """A page with what stands between its markers replaced."""
     places: dict[str, Path] = {}
     known: dict[str, list[Record]] = {}
-    for folder in (FOLDERS[name] for name in PAGES[page]):
+    for folder in (FOLDERS[name] for name in PAGES[page] if name != "evidence"):
         found = records(folder)
         known |= found
         places |= dict.fromkeys(found, folder)
 
     def part(match: re.Match) -> str:
         study, _, what = match[1].partition(" ")
-        if study == "claims":
+        if study == evidence.STUDY:
+            made = evidence.said(FOLDERS["evidence"], what)
+        elif study == "claims":
             made = claims(FOLDERS[what or "results"])
         elif what == "accuracies":
             made = accuracy_table(places[study], study)
@@ -152,9 +142,8 @@ def filled(page: Path) -> str:
         elif what in BY_RATE:
             made = by_rate(known[study], study, what)
         elif what == "cost":
-            made = cost(known[study])
-        elif what.startswith("trials "):
-            made = trials(places[study], what.removeprefix("trials "))
+            spent = sum(record.seconds or 0.0 for record in known[study])
+            made = f"{len(known[study]):,} runs, {spent / 3600:.1f} hours of one core."
         else:
             made = _caption(places[study], study, what)
         return f"<!-- results: {match[1]} -->\n{made}\n<!-- end -->"
@@ -225,7 +214,7 @@ def write(page: Path) -> None:
 if __name__ == "__main__":
     match sys.argv[1:]:
         case [name, store] if name in FOLDERS:
-            publish(FOLDERS[name], store)
+            (evidence.publish if name == "evidence" else publish)(FOLDERS[name], store)
             for each in (page for page, names in PAGES.items() if name in names):
                 write(each)
         case ["--restore", name, store] if name in FOLDERS:

@@ -110,29 +110,51 @@ def test_a_study_runs_to_its_end_and_a_second_time_has_nothing_to_do(tmp_path, s
     assert rows(tmp_path / "a.sqlite") == found
 
 
+WRONG = {
+    "fail": ("crashed", "LookupError: no such <radius>"),
+    "segfault": ("crashed", "SIGSEGV"),
+    "leave": ("crashed", "SystemExit: usage"),
+    "devour": ("oom", "allocate"),
+}
+
+
+def faulty(folder, methods, **options):
+    """Exit code, output and, by method and seed, what became of a study in which seed 1 of each method goes wrong."""
+    grids = "".join(f'[[grid]]\nmethod = "faulty_methods:{name}"\n' for name in methods)
+    study = study_file(folder, f"seed = [0, 1, 2]\nepochs = 2\n{grids}")
+    code, out = run_study(folder, study, folder / "a.sqlite", **options)
+    with Store(folder / "a.sqlite") as store:
+        return code, out, {(record.spec.label, record.spec.seed): record for record in store.records("study")}
+
+
+@pytest.fixture(scope="module")
+def wrong(tmp_path_factory):
+    return faulty(tmp_path_factory.mktemp("wrong"), WRONG, memory=3.0)
+
+
+@pytest.mark.parametrize("method", WRONG)
+def test_what_goes_wrong_is_an_outcome_and_the_rest_finishes(wrong, method):
+    code, out, records = wrong
+    outcome, told = WRONG[method]
+    assert [records[method, seed].outcome for seed in range(3)] == ["not_reached", outcome, "not_reached"], out
+    message = records[method, 1].message
+    assert told in message
+    assert code == 1
+    if method == "fail":
+        assert "Traceback" in message
+        assert 'File "faulty_methods.py", line' in message
+        assert str(Path.cwd()) not in message
+
+
 @pytest.mark.parametrize(
-    ("method", "outcome", "told", "options"),
-    [
-        ("nan", "diverged", "not finite", {}),
-        ("fail", "crashed", "LookupError: no such <radius>", {}),
-        ("segfault", "crashed", "SIGSEGV", {}),
-        ("leave", "crashed", "SystemExit: usage", {}),
-        ("hang", "timeout", "Stopped after 20 s", {"timeout": 20 / 3600}),
-        ("devour", "oom", "allocate", {"memory": 3.0}),
-    ],
+    ("method", "outcome", "told", "options", "exit_code"),
+    [("nan", "diverged", "not finite", {}, 0), ("hang", "timeout", "Stopped after 20 s", {"timeout": 20 / 3600}, 1)],
 )
-def test_what_goes_wrong_is_an_outcome_and_the_rest_finishes(tmp_path, method, outcome, told, options):
-    text = f'seed = [0, 1, 2]\nepochs = 2\n[[grid]]\nmethod = "faulty_methods:{method}"\n'
-    code, out = run_study(tmp_path, study_file(tmp_path, text), tmp_path / "a.sqlite", **options)
-    with Store(tmp_path / "a.sqlite") as store:
-        records = list(store.records("study"))
-    assert [record.outcome for record in records] == ["not_reached", outcome, "not_reached"]
-    assert told in records[1].message
-    assert code == (0 if outcome == "diverged" else 1), out
-    if outcome == "crashed" and method == "fail":
-        assert "Traceback" in records[1].message
-        assert 'File "faulty_methods.py", line' in records[1].message
-        assert str(Path.cwd()) not in records[1].message
+def test_a_result_is_no_failure_and_running_out_of_time_is(tmp_path, method, outcome, told, options, exit_code):
+    code, out, records = faulty(tmp_path, [method], **options)
+    assert [records[method, seed].outcome for seed in range(3)] == ["not_reached", outcome, "not_reached"], out
+    assert told in records[method, 1].message
+    assert code == exit_code, out
 
 
 def test_no_method_stops_the_others(tmp_path):

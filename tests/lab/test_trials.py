@@ -24,6 +24,10 @@ TASKS = {
     "skewed": {"task": "regression", "law": "skewed"},
     "heavy": {"task": "regression", "law": "heavy"},
     "bandit": {"task": "bandit", "rare": 0.1},
+    "critic": {"task": "critic", "rare": 0.1},
+    "amounts": {"task": "amounts"},
+    "visits": {"task": "people"},
+    "drift": {"task": "drift", "optimizer": "adamw-torch"},
 }
 
 
@@ -74,6 +78,78 @@ def test_the_best_arm_pulls_the_policy_towards_it():
     assert mean[0] < -5 * error[0]
     with torch.no_grad():
         assert trial.measure(net)["reward"] == pytest.approx(1.1)
+
+
+@pytest.mark.parametrize("rare", [0.1, 1.0])
+def test_the_true_values_of_the_critic_are_where_it_stays(rare):
+    trial = made(spec_of("critic", rare=rare))
+    net = trial.build(torch.Generator())
+    net.values.data = trial.truth.float()
+    mean, error = mean_gradient(trial, net)
+    assert (mean.abs() <= 5 * error).all()
+    with torch.no_grad():
+        assert trial.measure(net) == pytest.approx({"relative_rmse": 0.0, "calibration": 1.0}, abs=1e-6)
+
+
+class Constant(torch.nn.Module):
+    """The same for all."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.values = torch.nn.Parameter(torch.tensor(value))
+
+    def forward(self, x):
+        return self.values.expand(len(x))
+
+
+@pytest.mark.parametrize("law", ["claims", "symmetric"])
+def test_the_expected_amounts_are_what_they_are_said_to_be(law):
+    trial = made(spec_of("amounts", law=law, batch=2000))
+    loss = torch.stack([trial.loss(Constant(0.0), generator_of(1, step), step) for step in range(200)])
+    less = torch.stack([trial.loss(Constant(1.0), generator_of(1, step), step) for step in range(200)])
+    means = (loss - less + 1.0).double() / 2  # of (a - 0)² and (a - 1)²
+    assert abs(means.mean() - trial.wanted.mean()) <= 5 * means.std() / 200**0.5 + 0.05
+    with torch.no_grad():
+        assert trial.measure(Constant(0.0)) == {"relative_rmse": 1.0, "calibration": 0.0}
+
+
+def test_visits_are_of_real_people_and_blocks_of_them_are_held_out():
+    trial = made(spec_of("visits"))
+    assert len(trial.y) + len(trial.test_y) == 20_190
+    assert 0.19 < len(trial.test_y) / 20_190 < 0.21
+    both = torch.cat([trial.y, trial.test_y]).double()
+    assert both.mean().item() == pytest.approx(2.860426, abs=1e-5)
+    assert (both == 0).double().mean().item() == pytest.approx(0.31243, abs=1e-4)
+    with torch.no_grad():
+        found = trial.measure(Constant(trial.test_y.mean().item()))
+    assert found["total_error"] == pytest.approx(0.0, abs=1e-5)
+    assert found["relative_rmse"] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_made_up_visits_have_the_means_of_the_real_ones_and_symmetric_noise():
+    real, made_up = made(spec_of("visits")), made(spec_of("visits", made=True))
+    assert torch.equal(real.x, made_up.x)
+    assert made_up.y.mean().item() == pytest.approx(real.y.mean().item(), abs=0.1)
+    assert made_up.y.std().item() == pytest.approx(real.y.std().item(), rel=0.05)
+
+    def skew(values):
+        return ((values - values.mean()) / values.std()).pow(3).mean().item()
+
+    assert skew(real.y) > 3.0
+    assert abs(skew(made_up.y)) < 0.2
+
+
+def test_a_loss_for_counts_is_told_by_its_mean_count():
+    trial = made(spec_of("visits", loss="Poisson"))
+    with torch.no_grad():
+        found = trial.measure(Constant(math.log(trial.test_y.mean().item())))
+    assert found["calibration"] == pytest.approx(1.0, abs=1e-5)
+
+
+def test_diabetes_is_judged_by_its_error():
+    trial = made(spec_of("visits", source="diabetes"))
+    assert len(trial.y) + len(trial.test_y) == 442
+    assert trial.task.judged().metric == "relative_rmse"
 
 
 def test_methods_see_the_same_data_in_the_same_order():
@@ -139,6 +215,24 @@ def test_frozen_weights_do_not_move_and_all_of_the_bias_is_seen(carry):
         assert updates.norm() <= 0.8 + 1e-6
     if carry == "none":
         assert all(epoch.metrics["bias_along"] < -0.1 for epoch in epochs)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adamw-torch"])
+def test_steps_do_not_drift_where_nothing_is_clipped(optimizer):
+    given = {"optimizer": optimizer, "batch": 8, "epochs": 2, "steps": 60}
+    *epochs, _ = train(spec_of("drift", region="Norm(1e9)", carry="Shrunk()", **given))
+    for epoch in epochs:
+        assert epoch.metrics["bias_along"] == pytest.approx(0.0, abs=1e-6)
+        assert epoch.metrics["bias_across"] == pytest.approx(0.0, abs=1e-6)
+    *epochs, _ = train(spec_of("drift", region="Norm(0.5)", carry="none", **given))
+    assert all(epoch.metrics["bias_across"] > 0.01 for epoch in epochs)
+
+
+def test_steps_of_sgd_drift_as_far_as_its_gradients_are_biased():
+    given = {"optimizer": "sgd", "batch": 8, "epochs": 1, "steps": 100, "region": "Norm(0.8)", "carry": "none"}
+    (steps, _), (updates, _) = train(spec_of("drift", **given)), train(spec_of("skewed", frozen=True, **given))
+    length = torch.tensor(updates.metrics["gradient"]).norm().item()
+    assert steps.metrics["bias_along"] == pytest.approx(updates.metrics["bias_along"] / length, rel=1e-3)
 
 
 def test_at_frozen_weights_the_carry_is_what_updates_lack():

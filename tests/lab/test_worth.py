@@ -9,7 +9,7 @@ from carryclip_lab.analysis import answers as answering
 from carryclip_lab.analysis import tables
 from carryclip_lab.analysis.answers import answers, helps, keeps_up, removes
 from carryclip_lab.analysis.compare import Effect
-from carryclip_lab.analysis.naming import CLIP, FULL, GATED
+from carryclip_lab.analysis.naming import CLIP, FULL, GATED, SHRUNK, Method
 from carryclip_lab.analysis.summary import summarise
 from carryclip_lab.analysis.worth import Bias, bias, blocks, effect, stills
 from carryclip_lab.commands.terminal import table
@@ -23,9 +23,19 @@ WAYS = {
     "clip": {"region": "Norm(0.5)", "carry": "none"},
     "U-Clip": {"region": "Norm(0.5)", "carry": "full"},
     "U-Clip, Gated": {"region": "Norm(0.5)", "carry": "Gated()"},
+    "U-Clip, Shrunk": {"region": "Norm(0.5)", "carry": "Shrunk()"},
+    "clip at Quantile(0.9)": {"region": "Norm(Quantile(0.9))", "carry": "none"},
     "ZClip + U-Clip": {"method": "carryclip.experiments.peers:ZScore", "carry": "full"},
 }
-DISTANCES = {"no clipping": 1.0, "clip": 3.0, "U-Clip": 1.1, "U-Clip, Gated": 1.2, "ZClip + U-Clip": 2.0}
+DISTANCES = {
+    "no clipping": 1.0,
+    "clip": 3.0,
+    "U-Clip": 1.1,
+    "U-Clip, Gated": 1.2,
+    "U-Clip, Shrunk": 1.3,
+    "ZClip + U-Clip": 2.0,
+    "clip at Quantile(0.9)": 1.4,
+}
 
 
 def study(distances=DISTANCES, *, seeds=4, done=True, fates=None, **settings):
@@ -139,11 +149,41 @@ def test_the_rule_of_keeping_up(found, verdict):
 
 def test_each_method_has_its_best_rate_and_is_compared_with_plain_clipping():
     (block,) = blocks(study())
-    assert [row.name for row in block.rows] == ["no clipping", "clip", "U-Clip", "U-Clip, Gated", "ZClip + U-Clip"]
+    assert [row.name for row in block.rows] == list(DISTANCES)
     assert {row.cell.lr for row in block.rows} == {0.3}
     assert block.over(FULL).value == pytest.approx(1.9, abs=0.01)
     assert block.over(GATED, FULL).value == pytest.approx(-0.1, abs=0.02)
     assert block.find(CLIP).bias.size == pytest.approx(3.0, abs=0.05)
+
+
+def test_a_radius_that_follows_gradients_stands_beside_those_of_the_region():
+    (block,) = blocks(study())
+    assert block.over(Method(False, radius="Quantile(0.9)")).value == pytest.approx(1.6, abs=0.02)
+
+
+def test_each_optimizer_is_compared_for_itself():
+    slow = {"clip": 3.0, "U-Clip": 4.0}
+    both = [study(), study(slow, optimizer="adamw-torch")]
+    records = [record for part in both for cell in part.cells for record in cell.records]
+    known = [{record.spec.id for cell in part.cells for record in cell.records} for part in both]
+    (summary,) = summarise("study", "A study", "small", records, lambda run: both[run in known[1]].epochs(run))
+    sgd, adam = blocks(summary)
+    assert (sgd.stepped_by, adam.stepped_by) == ("SGD", "AdamW")
+    assert sgd.over(FULL).value == pytest.approx(1.9, abs=0.01)
+    assert adam.over(FULL).value == pytest.approx(-1.0, abs=0.01)
+    lines = tables.parts(summary)["policies"]
+    assert [line[2] for line in lines] == ["SGD", "AdamW"]
+
+
+def test_at_plain_clippings_best_rate_another_one_does_not_help():
+    once = study(fates={("U-Clip", 0.3): "diverged"})
+    (block,) = blocks(once)
+    assert block.find(CLIP).cell.lr == 0.3
+    assert block.over(FULL).value == pytest.approx(0.9, abs=0.01)  # at 0.1
+    assert block.drop_in(FULL).value == -math.inf
+    assert block.drop_in(SHRUNK).value == pytest.approx(1.7, abs=0.01)
+    cell = tables.parts(once)["policies"][0][tables.HEADS["policies"].index("U-Clip")]
+    assert cell == "▼ came to nothing (+0.899)"
 
 
 def test_a_larger_batch_is_a_method_of_its_own():
@@ -161,11 +201,12 @@ ids = {record.spec.id for cell in study({"clip": 3.0}).cells for record in cell.
 def test_answers_follow_the_numbers():
     found = {answer.question: answer.verdict for answer in answers(study())}
     assert found == {
-        answering.BIAS: "yes",
+        answering.SAFE: "yes",
+        answering.DROP_IN: "yes",
         answering.BETTER: "yes",
-        answering.GATE_BETTER: "yes",
+        answering.BIAS: "yes",
         answering.THAN_NONE: "it hurts",
-        answering.KEEPS_UP: "no",
+        answering.FULL_BETTER: "yes",
         answering.COST: None,
     }
     assert answers(study(done=False)) == []
@@ -175,7 +216,7 @@ def test_a_run_that_diverged_counts_as_the_worst():
     summary = study(fates={("U-Clip", lr): "diverged" for lr in (0.1, 0.3)})
     (block,) = blocks(summary)
     assert block.over(FULL).value == -math.inf
-    assert "came to nothing" in {line[3] for line in tables.of_trial(summary).lines}
+    assert "came to nothing" in {line[4] for line in tables.of_trial(summary).lines}
     once = study(fates={("U-Clip", 0.3): "diverged"})
     assert blocks(once)[0].find(FULL).cell.lr == 0.1
 
@@ -185,12 +226,14 @@ def test_a_study_of_trials_is_shown_as_such():
     assert [column.header for column in table(summary).columns] == tables.of_trial(summary).heads
     assert len(tables.of_trial(summary).lines) == len(DISTANCES)
     parts = tables.parts(summary)
-    assert all(line[:3] == ["signal", "Skewed noise", "norm 0.5"] for part in parts.values() for line in part)
+    first = ["signal", "Skewed noise", "SGD", "norm 0.5"]
+    assert all(line[:4] == first for part in parts.values() for line in part)
     assert all(len(line) == len(tables.HEADS[name]) for name, part in parts.items() for line in part)
-    (policies,), (peers,), (said,) = (parts[name] for name in ("policies", "peers", "answers"))
+    (policies,), (radii,), (peers,), (said,) = (parts[name] for name in ("policies", "radii", "peers", "answers"))
     assert policies[tables.HEADS["policies"].index("U-Clip")].startswith("▲ +1.9")
+    assert radii[tables.HEADS["radii"].index("clip at Quantile(0.9)")].startswith("▲ +1.59")
     assert peers[tables.HEADS["peers"].index("ZClip + U-Clip")].startswith("▲ +0.99")
-    assert said[3:] == ["yes", "yes", "yes", "it hurts", "no"]
+    assert said[4:] == ["yes", "yes", "yes", "yes", "it hurts", "yes"]
     assert tables.together("answers", [parts, parts]) == [said, said]
     assert set(figures_of(summary)) == {"worth", "course", "frozen"}
     assert draw("frozen", summary) is None
@@ -217,7 +260,7 @@ def test_partial_trials_are_drawn_but_not_judged():
     summary = study(done=False)
     assert draw("worth", summary) is None
     assert not any(tables.parts(summary).values())
-    assert all(line[3] == "not yet" for line in tables.of_trial(summary).lines)
+    assert all(line[4] == "not yet" for line in tables.of_trial(summary).lines)
 
 
 def test_a_trial_of_which_one_seed_is_done_is_drawn():

@@ -1,6 +1,7 @@
 """The commands of the laboratory. They start fast: each imports what it needs when it runs."""
 
 import errno
+import os
 import shutil
 import sys
 import tempfile
@@ -108,7 +109,7 @@ def reproduce(
         what: a figure: aliasing, quadratics, bias, carry-bounds, adaptive-bounds, regret, norm-carry, wind-up,
             non-convex, recorded, or "theory" for all of these (a minute and a half); corrupted-rank; or studies:
             digits-smoke, cifar10-small, cifar10-slice, cifar10-claims, cifar10-paper, evidence-smoke, evidence-small,
-            rl-smoke, rl-small, imagenet-smoke, imagenet-mini, imagenet-paper, or a .toml file of your own.
+            evidence-lm, rl-smoke, rl-small, imagenet-smoke, imagenet-mini, imagenet-paper, or a .toml file of your own.
         tier: all studies of this size, or those of the families named: digits, cifar10, evidence, rl, imagenet.
         only: run a part of a study: field=value, or field=value,value. Give it once for each field to restrict.
         options: how to run it.
@@ -361,6 +362,9 @@ def main() -> None:
     """All commands, those of the library among them."""
     try:
         result = app()
+    except BrokenPipeError:  # who reads what we print has seen enough, as "head" has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        result = 1
     except Exception as error:
         full = _disk_full(error)
         if full is None:

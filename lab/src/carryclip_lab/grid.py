@@ -33,6 +33,8 @@ class Study:
     typical: tuple[float, ...] = ()
     folder: str | None = None
     """Where a study of one's own is, and what it names beside it."""
+    rules: str | None = None
+    """The file of ``rules/`` by which its results are judged, written before they were there."""
 
     def __post_init__(self) -> None:
         if not self.typical:
@@ -84,6 +86,13 @@ def names() -> list[str]:
     return sorted(entry.name.removesuffix(".toml") for entry in _folder().iterdir() if entry.name.endswith(".toml"))
 
 
+def rules_of(name: str) -> str | None:
+    """The rules that a study that ships names, without making its runs."""
+    if name not in names():
+        return None
+    return tomllib.loads((_folder() / f"{name}.toml").read_text(encoding="utf-8")).get("rules")
+
+
 def families() -> list[str]:
     """What studies that ship are about: the first word of their names."""
     return sorted({name.partition("-")[0] for name in names()})
@@ -95,7 +104,7 @@ def read(text: str, where: str) -> Study:
         given = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{where} is no TOML: {error}.") from None
-    check_keys(where, given, ["name", "title", "tier", "defaults", "methods", "grid"])
+    check_keys(where, given, ["name", "title", "tier", "rules", "defaults", "methods", "grid"])
     for key in ("name", "tier", "grid"):
         if key not in given:
             raise ValueError(f"{where} lacks {key!r}.")
@@ -109,28 +118,33 @@ def read(text: str, where: str) -> Study:
     if given["tier"] not in ("smoke", "small", "paper"):
         raise ValueError(f"{where}: tier must be 'smoke', 'small' or 'paper', got {given['tier']!r}.")
     defaults = given.get("defaults", {})
-    check_keys(f"{where}, defaults", defaults, [*_keys([defaults, *given["grid"]], where), "methods"])
-    runs = itertools.chain.from_iterable(
-        _expanded(each, f"{where}, grid {number}")
+    check_keys(f"{where}, defaults", defaults, [*_keys([defaults, *given["grid"]], where), "methods", "stage"])
+    parts = [
+        (stage, f"{where}, grid {number}", each)
         for number, grid in enumerate(given["grid"], 1)
-        for each in _with_methods({**defaults, **grid}, given.get("methods", {}), f"{where}, grid {number}")
-    )
+        for stage, each in _with_methods({**defaults, **grid}, given.get("methods", {}), f"{where}, grid {number}")
+    ]
+    parts.sort(key=lambda part: part[0])  # as they are in the file within a stage
+    runs = itertools.chain.from_iterable(_expanded(each, place) for _, place, each in parts)
     once = {}
     for spec, typical in runs:  # grids may overlap; a run stands where it comes first
         once.setdefault(spec, typical)
     title = given.get("title", given["name"])
-    return Study(given["name"], title, given["tier"], tuple(once), tuple(once.values()))
+    return Study(given["name"], title, given["tier"], tuple(once), tuple(once.values()), rules=given.get("rules"))
 
 
-def _with_methods(grid: Mapping[str, Any], known: Mapping[str, Any], where: str) -> Iterator[Mapping[str, Any]]:
+def _with_methods(
+    grid: Mapping[str, Any], known: Mapping[str, Any], where: str
+) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """A grid once for each of the sets of methods that it names; what they say goes before what the grid says.
 
-    A region of "" is none.
+    A region of "" is none. Stages of a grid and of a set of methods add up: all of a lower stage is run first.
     """
-    rest = {key: value for key, value in grid.items() if key != "methods"}
+    rest = {key: value for key, value in grid.items() if key not in ("methods", "stage")}
+    stage = _stage(grid, where)
     names = grid.get("methods")
     if names is None:
-        yield rest
+        yield stage, rest
         return
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError(f"{where}: methods must be a list of names, got {names!r}.")
@@ -139,7 +153,15 @@ def _with_methods(grid: Mapping[str, Any], known: Mapping[str, Any], where: str)
         if not isinstance(known[name], Mapping):
             raise ValueError(f"{where}: methods.{name} must be a table, [methods.{name}].")
         both = {**rest, **known[name]}
-        yield {key: value for key, value in both.items() if not (key == "region" and value == "")}
+        added = stage + _stage(both, f"{where}, methods.{name}")
+        yield added, {key: value for key, value in both.items() if (key, value) != ("region", "") and key != "stage"}
+
+
+def _stage(given: Mapping[str, Any], where: str) -> int:
+    stage = given.get("stage", 0)
+    if isinstance(stage, bool) or not isinstance(stage, int):
+        raise ValueError(f"{where}: stage must be a whole number, got {stage!r}.")
+    return stage
 
 
 def _expanded(grid: Mapping[str, Any], where: str) -> Iterator[tuple[Spec, float]]:

@@ -20,7 +20,7 @@ from carryclip.regions import Region
 from carryclip_lab import task as tasks
 from carryclip_lab.checks import check_choice, check_keys, check_whole, hint
 
-OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw")
+OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw", "adamw-torch")
 _WORDS = (
     "Component",
     "Norm",
@@ -34,6 +34,11 @@ _WORDS = (
     "Gated",
     "Drip",
     "Shrunk",
+    "RMS",
+    "Quantile",
+    "ZScore",
+    "Average",
+    "OfWeights",
 )
 
 
@@ -43,13 +48,13 @@ class Spec:
 
     Args:
         task: data and network, such as ``"digits"`` or ``"cifar10"``: a file of ``tasks/``, or ``"module:Class"``.
-        optimizer: ``"sgd"``, ``"momentum"`` or ``"nesterov"`` (0.9), ``"adam"`` (0.9, 0.999), or ``"adamw"`` (0.9,
-            0.99, decay 0.1).
+        optimizer: ``"sgd"``, ``"momentum"`` or ``"nesterov"`` (0.9), ``"adam"`` (0.9, 0.999), ``"adamw"`` as language
+            models have it (0.9, 0.99, decay 0.1), or ``"adamw-torch"`` by PyTorch's defaults (0.9, 0.999, decay 0.01).
         lr: learning rate; of ImageNet the peak, for 256 examples: it is multiplied by batch / 256.
         batch: examples per step; the last partial batch of an epoch is kept.
         epochs: the most there may be.
         seed: of weights and order.
-        region: where to clip, as one writes it: ``"Norm(0.5)"``; None for no clipping.
+        region: where to clip, as one writes it: ``"Norm(0.5)"``, ``"Norm(Quantile(0.9))"``; None for no clipping.
         carry: ``"none"`` (plain clipping), ``"full"`` (U-Clip), or a policy: ``"Shrunk()"``.
         examples: size of a stratified subset of the training set; None for all.
         target: train accuracy at which a run is over; None to go on to the last epoch.
@@ -214,7 +219,7 @@ def _canonical(region: str | None, carry: str) -> tuple[str | None, str]:
 
 
 def parse(text: str) -> Any:
-    """A region or a policy from its text; nothing but carryclip's own words and literals is understood.
+    """A region, a policy or a radius from its text; nothing but carryclip's own words and literals is understood.
 
     >>> parse("Adaptive(mean=1, std=2, moments=EWMA(0.95))")
     Adaptive(mean=1, std=2, moments=EWMA(decay=0.95, debias=True), min_radius=0.0, include_current=False)
@@ -236,6 +241,8 @@ def _value(node: ast.expr) -> Any:
             raise ValueError(f"a {node.func.id} has no region or policy inside.")
         return made
     value = ast.literal_eval(node)
+    if value is None:  # as policies and radii write what they leave open
+        return None
     if not isinstance(value, (int, float, str)) or value in (math.inf, -math.inf):
         raise ValueError(f"{ast.unparse(node)} is neither a number nor a word.")
     return value

@@ -36,7 +36,7 @@ class Judged:
         metric: name of what it is judged by, as measured after the last epoch.
         words: the same for people, with its unit.
         higher: whether more of it is better.
-        little: a difference that nobody would care about.
+        little: a difference that is too small to matter.
         kind: what large gradients are there.
         bias: name of a metric whose mean over seeds is off by the bias, if there is one.
         unbiased: what that mean should be.
@@ -156,7 +156,7 @@ class Task:
         return {}
 
     @classmethod
-    def made(cls) -> str | None:
+    def own_data(cls) -> str | None:
         """Where data are that the smoke tier makes for itself, if it does."""
         return None
 
@@ -193,8 +193,8 @@ def find(name: str) -> type[Task]:
 def names() -> tuple[str, ...]:
     """The tasks that ship: the files of ``tasks/``.
 
-    >>> names()
-    ('bandit', 'cifar10', 'classify', 'digits', 'imagenet', 'ppo', 'regression', 'softmax', 'text')
+    >>> {"amounts", "cifar10", "text"} <= set(names())
+    True
     """
     folder = Path(__file__).parent / "tasks"
     return tuple(sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_")))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeGuard
 
 from carryclip_lab.analysis.compare import Effect
-from carryclip_lab.analysis.naming import CLIP, FULL, GATED, NONE
+from carryclip_lab.analysis.naming import CLIP, FULL, NONE, SHRUNK
 from carryclip_lab.analysis.summary import Summary, runs_of
 from carryclip_lab.analysis.verdicts import too_few
 from carryclip_lab.analysis.worth import Bias, Block, blocks
@@ -14,11 +14,14 @@ MOST_GONE = 0.25
 """Bias counts as removed if at most this share of it is left."""
 Verdict = Literal["yes", "no", "in part", "it hurts", "no difference", "nothing to remove", "inconclusive"]
 
-BIAS = "Does the carry remove clipping's bias?"
-BETTER = "Is the full carry better than plain clipping?"
-GATE_BETTER = "Is Gated better than plain clipping?"
-THAN_NONE = "Is the full carry better than no clipping?"
-KEEPS_UP = "Is Gated as good as the full carry, or better?"
+DEFAULT = SHRUNK
+"""The policy that one gets without asking; a test compares it with the library's."""
+SAFE = "Is the default as good as plain clipping, or better, at plain clipping's best rate?"
+DROP_IN = "Is the default better than plain clipping at plain clipping's best rate?"
+BETTER = "Is the default better than plain clipping, each at its best rate?"
+BIAS = "Does the default remove clipping's bias?"
+THAN_NONE = "Is the default better than no clipping?"
+FULL_BETTER = "Is the full carry better than plain clipping at plain clipping's best rate?"
 COST = "At what cost?"
 
 
@@ -26,6 +29,7 @@ COST = "At what cost?"
 class Answer:
     """One line below a trial's table."""
 
+    optimizer: str
     region: str
     question: str
     seen: str
@@ -34,7 +38,7 @@ class Answer:
 
 
 def helps(effect: Effect | None, little: float) -> Verdict:
-    """Whether the interval lies above 0, below it, or so close to it that nobody would care."""
+    """Whether the interval lies above 0, below it, or so close to it that the difference does not matter."""
     if not _known(effect):
         return "inconclusive"
     if effect.low > 0.0:
@@ -75,38 +79,45 @@ def removes(plain: Bias | None, carried: Bias | None, alone: Bias | None = None)
 
 
 def answers(summary: Summary) -> list[Answer]:
-    """All of them for a trial; none before all of its runs are done."""
-    done, planned = runs_of(summary.cells)
-    if done < planned:
-        return []
-    return [answer for block in blocks(summary) for answer in _answers(block)]
+    """All of them for a trial; none for an optimizer and region before all runs of it are done."""
+    found = []
+    for block in blocks(summary):
+        done, planned = runs_of(row.cell for row in block.rows)
+        if done == planned:
+            found += _answers(block)
+    return found
 
 
 def _answers(block: Block) -> list[Answer]:
-    plain, full, alone = map(block.find, (CLIP, FULL, NONE))
-    if plain is None or full is None:
+    plain, ours, alone = map(block.find, (CLIP, DEFAULT, NONE))
+    if plain is None or ours is None:
         return []
     subject = block.subject
     found: list[tuple[str, str, Verdict | None]] = []
-    if subject.bias is not None:
-        told = [row for row in map(block.find, (NONE, CLIP, FULL, GATED)) if row and row.bias]
-        seen = ", ".join(f"{row.name} {row.bias}" for row in told)
-        found.append((BIAS, seen, removes(plain.bias, full.bias, alone.bias if alone else None)))
-    for question, method, other in ((BETTER, FULL, CLIP), (GATE_BETTER, GATED, CLIP), (THAN_NONE, FULL, NONE)):
-        gain = block.over(method, other)
+    same = block.drop_in(DEFAULT)
+    if same is not None:
+        found.append((SAFE, f"{subject.words} better by {same.as_gain}", keeps_up(same, subject.little)))
+    asked = (
+        (DROP_IN, same),
+        (BETTER, block.over(DEFAULT)),
+        (THAN_NONE, block.over(DEFAULT, NONE)),
+        (FULL_BETTER, block.drop_in(FULL)),
+    )
+    for question, gain in asked:
         if gain is not None:
             found.append((question, f"{subject.words} better by {gain.as_gain}", helps(gain, subject.little)))
-    gate = block.over(GATED, FULL)
-    if gate is not None:
-        found.append((KEEPS_UP, f"better by {gate.as_gain}", keeps_up(gate, subject.little)))
+    if subject.bias is not None:
+        told = [row for row in map(block.find, (NONE, CLIP, DEFAULT, FULL)) if row and row.bias]
+        seen = ", ".join(f"{row.name} {row.bias}" for row in told)
+        found.append((BIAS, seen, removes(plain.bias, ours.bias, alone.bias if alone else None)))
     found.append((COST, _cost(block), None))
-    return [Answer(block.label, *line) for line in found]
+    return [Answer(block.stepped_by, block.label, *line) for line in found]
 
 
 def _cost(block: Block) -> str:
     """Memory, and the learning rate that suits; how much time it takes is what ``carryclip bench`` measures."""
     plain, told = block.find(CLIP), ["one buffer of the gradients' size"]
-    for row in map(block.find, (FULL, GATED)):
+    for row in map(block.find, (DEFAULT, FULL)):
         if row and plain and row.cell.lr and plain.cell.lr:
             rate = row.cell.lr / plain.cell.lr
             told.append(f"{row.name}: best learning rate {rate:.2g} × that of plain clipping")

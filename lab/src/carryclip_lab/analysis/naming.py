@@ -4,8 +4,9 @@ import functools
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal
 
-from carryclip.carry import Capped, CarryPolicy, Gated
+from carryclip.carry import Capped, CarryPolicy, Drip, Gated, Shrunk
 from carryclip.moments import EWMA
+from carryclip.radius import Radius
 from carryclip.regions import Adaptive, Component, Norm
 from carryclip_lab.spec import Spec, parse, policy_of
 
@@ -15,6 +16,7 @@ OPTIMIZERS = {
     "nesterov": "Nesterov momentum",
     "adam": "Adam",
     "adamw": "AdamW",
+    "adamw-torch": "AdamW",
 }
 _PEERS = "carryclip.experiments.peers:"
 """Where the classes of others' remedies were when their runs' ids were made."""
@@ -93,22 +95,25 @@ class Method:
 
     Attributes:
         carry: True, False or a policy, as the library takes it; None where nothing is clipped.
-        own: ``"module:function"`` of a method of your own or of somebody else's remedy.
+        own: ``"module:function"`` of a method of your own or of somebody else's remedy; another loss is one as well.
+        radius: a rule that says the radius, if it is not the trial's own.
 
-    >>> Method(Gated()).label, Method(True, "mine:clip").label
-    ('U-Clip, Gated', 'mine:clip + U-Clip')
+    >>> Method(Gated()).label, Method(True, "mine:clip").label, Method(False, radius="Quantile(0.9)").label
+    ('U-Clip, Gated', 'mine:clip + U-Clip', 'clip at Quantile(0.9)')
     """
 
     carry: CarryPolicy | None
     own: str | None = None
+    radius: str | None = None
 
     @functools.cached_property
     def label(self) -> str:
         """In a few words: ``"none"``, ``"clip"``, ``"U-Clip"``, ``"U-Clip, Gated"``, or the name of your own."""
         if self.own is None:
-            return "none" if self.carry is None else _policy_name(self.carry)
+            name = "none" if self.carry is None else _policy_name(self.carry)
+            return name if self.radius is None else f"{name} at {self.radius}"
         name = REWARDS.get(self.own) or PEERS.get(self.own.removeprefix(_PEERS), self.own)
-        return name if self.carry is False else f"{name} + {_policy_name(self.carry).removeprefix('U-Clip, ')}"
+        return name if not self.carry else f"{name} + {_policy_name(self.carry).removeprefix('U-Clip, ')}"
 
     @property
     def words(self) -> str:
@@ -126,7 +131,9 @@ class Method:
         return (METHODS.index(self) if self in METHODS else len(METHODS), self.label)
 
 
-NONE, CLIP, FULL, GATED, CAPPED = METHODS = tuple(map(Method, (None, False, True, Gated(), Capped(10))))
+NONE, CLIP, FULL, GATED, CAPPED, DRIP, SHRUNK = METHODS = tuple(
+    map(Method, (None, False, True, Gated(), Capped(10), Drip(), Shrunk()))
+)
 """The methods that come first, in this order."""
 
 
@@ -136,9 +143,23 @@ def peer(name: str, carry: CarryPolicy = False) -> Method:
 
 
 def method_of(spec: Spec) -> Method:
-    """What a spec does to the gradients."""
+    """What a spec does to the gradients; a loss that one might take instead is a method as well."""
+    loss = dict(spec.settings).get("loss", "squared")
+    if loss != "squared":
+        return Method(None, f"{loss} loss")
     clips = spec.region is not None or spec.method is not None
-    return Method(policy_of(spec.carry) if clips else None, spec.method)
+    return Method(policy_of(spec.carry) if clips else None, spec.method, radius_rule(spec.region))
+
+
+@functools.cache
+def radius_rule(region: str | None) -> str | None:
+    """The rule that says a region's radius, if it has one.
+
+    >>> radius_rule("Norm(radius=Quantile(0.9), over='all')"), radius_rule("Norm(0.5)")
+    ('Quantile(0.9)', None)
+    """
+    radius = None if region is None else getattr(parse(region), "radius", None)
+    return repr(radius) if isinstance(radius, Radius) else None
 
 
 def _policy_name(carry: Any) -> str:

@@ -22,6 +22,7 @@ from carryclip_lab.analysis.naming import (
     Method,
     RegionName,
     method_of,
+    radius_rule,
     region_name,
     region_order,
 )
@@ -32,7 +33,10 @@ from carryclip_lab.store.store import Store
 
 @dataclass(frozen=True)
 class Setting:
-    """What a line of a figure stands for."""
+    """What a line of a figure stands for.
+
+    A radius that follows the gradients belongs to the method: it is one of those that a trial compares.
+    """
 
     optimizer: str
     region: str | None
@@ -155,7 +159,8 @@ class Summary:
         title: what it is.
         tier: ``"smoke"``, ``"small"`` or ``"paper"``.
         task, examples, target, settings: the data, how much of it, the train accuracy at which a run is over, and what
-            else the task lets one choose, but for the steps of an epoch: a larger batch has fewer of them.
+            else the task lets one choose, but for the steps of an epoch (a larger batch has fewer of them) and the
+            loss, which is a method as well.
         cells: in the study's order.
         epochs: the epochs of a run, by its id.
         subject: what a trial is about.
@@ -257,8 +262,9 @@ def summarise(
     groups: dict[tuple[str, int | None, float, tuple[Any, ...]], dict[tuple[Setting, int], list[Record]]] = {}
     for record in records:
         spec = record.spec
-        setting = Setting(spec.optimizer, spec.region, method_of(spec))
-        settings = tuple(pair for pair in spec.settings if pair[0] != "steps")
+        region = None if radius_rule(spec.region) else spec.region
+        setting = Setting(spec.optimizer, region, method_of(spec))
+        settings = tuple(pair for pair in spec.settings if pair[0] not in ("steps", "loss"))
         data = groups.setdefault((spec.task, spec.examples, spec.goal, settings), {})
         data.setdefault((setting, spec.batch), []).append(record)
     known = functools.cache(epochs)

@@ -1,16 +1,17 @@
 """Tables of results: epochs to the target, one for each trial, and those of all trials together."""
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from carryclip_lab.analysis import naming
-from carryclip_lab.analysis.answers import BETTER, BIAS, GATE_BETTER, KEEPS_UP, THAN_NONE, answers, helps
+from carryclip_lab.analysis.answers import BETTER, BIAS, DROP_IN, FULL_BETTER, SAFE, THAN_NONE, answers, helps
 from carryclip_lab.analysis.compare import Effect
-from carryclip_lab.analysis.naming import CAPPED, CLIP, FULL, GATED, NONE, OPTIMIZERS, Method
+from carryclip_lab.analysis.naming import CLIP, METHODS, OPTIMIZERS, SHRUNK, Method
 from carryclip_lab.analysis.subjects import last
 from carryclip_lab.analysis.summary import Cell, Setting, Summary, runs_of
-from carryclip_lab.analysis.worth import Block, Row, blocks, row_name, stills
+from carryclip_lab.analysis.worth import Block, Row, Still, blocks, row_name, stills
 
 MOST = 40
 """Lines beyond which a table of epochs helps nobody."""
@@ -70,11 +71,19 @@ def of_trial(summary: Summary) -> Table:
     if subject is None:
         return Table([], [])
     if subject.kind == "frozen":
-        heads = ["radius / mean gradient", "method", "bias along the mean gradient (%)"]
-        return Table(heads, [[f"{each.radius:g}", each.method.label, _percent(each.share)] for each in stills(summary)])
-    heads = ["clipping", "method", "best lr", subject.words, "better than plain clipping by"]
+        heads = ["optimizer", "radius / mean gradient", "method"]
+        heads += ["bias along the mean step without clipping (%)", "astray (%)"]
+        return Table(heads, [_still(each) for each in stills(summary)])
+    heads = ["optimizer", "clipping", "method", "best lr", subject.words]
+    heads += ["better than plain clipping by", "at plain clipping's best lr by"]
     heads += (["bias"] if subject.bias else []) + [words for _, words in subject.also]
     return Table(heads, [_words(summary, block, row) for block in blocks(summary) for row in block.rows])
+
+
+def _still(each: Still) -> list[str]:
+    optimizer = OPTIMIZERS.get(each.optimizer, each.optimizer)
+    astray = "" if each.astray is None else f"{100 * each.astray:.1f}"
+    return [optimizer, f"{each.radius:g}", each.method.label, _percent(each.share), astray]
 
 
 def _percent(share: Effect) -> str:
@@ -82,9 +91,12 @@ def _percent(share: Effect) -> str:
 
 
 def _words(summary: Summary, block: Block, row: Row) -> list[str]:
-    gain = None if row.is_plain else block.over(row.method, times=row.times)
+    gains = [None, None]
+    if not row.is_plain:
+        gains = [block.over(row.method, times=row.times), block.drop_in(row.method, row.times)]
     rate = "" if row.cell.lr is None else f"{row.cell.lr:g}"
-    line = [block.label, row.name, rate, _metric(row), "" if gain is None else gain.as_gain]
+    line = [block.stepped_by, block.label, row.name, rate, _metric(row)]
+    line += ["" if gain is None else gain.as_gain for gain in gains]
     if block.subject.bias:
         line.append(str(row.bias or ""))
     return line + [_also(summary, row, name) for name, _ in block.subject.also]
@@ -109,18 +121,24 @@ def _metric(row: Row) -> str:
 
 Column = tuple[Method, float]
 """A method, and its batch size in those of the others."""
-POLICIES: list[Column] = [(NONE, 1.0), (FULL, 1.0), (GATED, 1.0), (CAPPED, 1.0)]
+POLICIES: list[Column] = [(method, 1.0) for method in METHODS if method != CLIP]
+RADII: list[Column] = [
+    (Method(carry, radius=rule), 1.0) for rule in ("Quantile(0.9)", "RMS(1.0)") for carry in (False, SHRUNK.carry)
+]
+"""Radii that follow the gradients, without a carry and with the default."""
 PEERS: list[Column] = [
     (CLIP, 4.0),
+    *((Method(None, f"{name} loss"), 1.0) for name in ("Huber", "Poisson")),
     *((naming.peer(name), 1.0) for name in naming.PEERS),
     (naming.peer("ZScore", carry=True), 1.0),
 ]
-ASKED = (BIAS, BETTER, GATE_BETTER, THAN_NONE, KEEPS_UP)
+ASKED = (SAFE, DROP_IN, BETTER, BIAS, THAN_NONE, FULL_BETTER)
 KINDS = ("signal", "ordinary", "corruption")
 """What large gradients are, in the order of these tables."""
-_FIRST = ("large gradients are", "trial", "clipping")
+_FIRST = ("large gradients are", "trial", "optimizer", "clipping")
 HEADS: dict[str, list[str]] = {
     "policies": [*_FIRST, "judged by", CLIP.label, *(row_name(*column) for column in POLICIES)],
+    "radii": [*_FIRST, "judged by", CLIP.label, *(row_name(*column) for column in RADII)],
     "peers": [*_FIRST, "judged by", CLIP.label, *(row_name(*column) for column in PEERS)],
     "answers": [*_FIRST, *ASKED],
 }
@@ -134,7 +152,8 @@ def parts(summary: Summary) -> dict[str, list[list[str]]]:
         return {}
     return {
         "policies": [_line(block, POLICIES) for block in found],
-        "peers": [line for block in found if any((line := _line(block, PEERS))[5:])],
+        "radii": [line for block in found if any((line := _line(block, RADII))[6:])],
+        "peers": [line for block in found if any((line := _line(block, PEERS))[6:])],
         "answers": _verdicts(summary),
     }
 
@@ -145,22 +164,38 @@ def together(name: str, given: Iterable[dict[str, list[list[str]]]]) -> list[lis
 
 
 def _line(block: Block, columns: Sequence[Column]) -> list[str]:
+    """At plain clipping's best rate, with the interval; behind it what each comes to at a rate of its own."""
     subject, plain = block.subject, block.find(CLIP)
     cells = []
     for method, times in columns:
-        gain = block.over(method, times=times)
-        cells.append("" if gain is None else f"{MARKS.get(helps(gain, subject.little), '·')} {gain.as_gain}")
+        same, own = block.drop_in(method, times), block.over(method, times=times)
+        if same is None or own is None:
+            cells.append("")
+            continue
+        cells.append(f"{_mark(same, subject.little)} {same.as_gain} ({_short(own)})")
     done, planned = runs_of(row.cell for row in block.rows)
     title = subject.title + ("" if done == planned else " (partial)")
-    return [subject.kind, title, block.label, subject.words, _metric(plain) if plain else "", *cells]
+    first = [subject.kind, title, block.stepped_by, block.label, subject.words]
+    return [*first, _metric(plain) if plain else "", *cells]
+
+
+def _mark(gain: Effect, little: float) -> str:
+    """What is sure and too little to care about is no difference."""
+    if -little <= gain.low and gain.high <= little:
+        return MARKS["no difference"]
+    return MARKS.get(helps(gain, little), "·")
+
+
+def _short(gain: Effect) -> str:
+    return f"{gain.value:+.3g}" if math.isfinite(gain.value) else "nothing"
 
 
 def _verdicts(summary: Summary) -> list[list[str]]:
-    subject, found = summary.subject, dict[str, dict[str, str]]()
+    subject, found = summary.subject, dict[tuple[str, str], dict[str, str]]()
     for answer in answers(summary):
-        found.setdefault(answer.region, {})[answer.question] = answer.verdict or ""
+        found.setdefault((answer.optimizer, answer.region), {})[answer.question] = answer.verdict or ""
     return [
-        [subject.kind, subject.title, region, *(said.get(question, "") for question in ASKED)]
-        for region, said in found.items()
+        [subject.kind, subject.title, *place, *(said.get(question, "") for question in ASKED)]
+        for place, said in found.items()
         if subject is not None
     ]

@@ -4,6 +4,7 @@ A seed fixes weights and data, so that methods are compared seed by seed: an eff
 Student's 95 % interval, positive where the method is better.
 """
 
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from carryclip_lab.analysis.compare import LEVEL, Effect, interval
-from carryclip_lab.analysis.naming import CLIP, Method, region_name
+from carryclip_lab.analysis.naming import CLIP, OPTIMIZERS, Method, region_name
 from carryclip_lab.analysis.subjects import Subject, last
 from carryclip_lab.analysis.summary import Cell, Summary
 
@@ -79,16 +80,22 @@ def row_name(method: Method, times: float = 1.0) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """All methods in one region, and those that have none: the optimizer alone, radii of their own."""
+    """All methods with one optimizer in one region, and those without: the optimizer alone, radii of their own."""
 
     region: str
     subject: Subject
     rows: Sequence[Row]
+    optimizer: str = "sgd"
 
     @property
     def label(self) -> str:
         """The region in words."""
         return region_name(self.region).label
+
+    @property
+    def stepped_by(self) -> str:
+        """The optimizer in words."""
+        return OPTIMIZERS.get(self.optimizer, self.optimizer)
 
     def find(self, method: Method, times: float = 1.0) -> Row | None:
         """A row that has runs."""
@@ -100,18 +107,29 @@ class Block:
         ours, theirs = self.find(method, times), self.find(other)
         return None if ours is None or theirs is None else effect(ours.scores, theirs.scores)
 
+    def drop_in(self, method: Method, times: float = 1.0) -> Effect | None:
+        """How much better a method is than plain clipping where plain clipping has its best learning rate."""
+        ours, plain = self.find(method, times), self.find(CLIP)
+        if ours is None or plain is None or plain.cell.lr not in ours.cell.runs:
+            return None
+        return effect(ours.cell.epochs_at(plain.cell.lr), plain.scores)
+
 
 def blocks(summary: Summary) -> list[Block]:
-    """One for each region of a trial; none where weights stay where they are."""
+    """One for each optimizer and region of a trial; none where weights stay where they are."""
     subject = summary.subject
     if subject is None or subject.kind == "frozen":
         return []
     found = []
-    for region in summary.regions:
-        cells = [cell for cell in summary.cells if cell.setting.region in (None, region)]
+    for region, optimizer in itertools.product(summary.regions, summary.optimizers):
+        mine = [cell for cell in summary.cells if cell.setting.optimizer == optimizer]
+        if all(cell.setting.region != region for cell in mine):
+            continue
+        cells = [cell for cell in mine if cell.setting.region in (None, region)]
         least = min(summary.batches)
         rows = [Row(cell, subject, cell.batch / least, _bias(summary, cell, subject)) for cell in cells]
-        found.append(Block(region, subject, sorted(rows, key=lambda row: (row.method.order, row.name))))
+        rows.sort(key=lambda row: (row.method.order, row.name))
+        found.append(Block(region, subject, rows, optimizer))
     return found
 
 
@@ -166,6 +184,9 @@ class Still:
     radius: float
     """In lengths of the mean gradient."""
     share: Effect
+    optimizer: str = "sgd"
+    astray: float | None = None
+    """What goes astray at right angles to the mean step, as a share of it, if that was measured."""
 
 
 def stills(summary: Summary) -> list[Still]:
@@ -184,5 +205,10 @@ def stills(summary: Summary) -> list[Still]:
                 shares[record.spec.seed] = -statistics.fmean(seen) / length  # less than nothing is what is missing
         share = effect(shares, dict.fromkeys(shares, 0.0))
         if share is not None:
-            found.append(Still(cell.setting.method, cell.setting.name.sizes[0] / length, share))
-    return sorted(found, key=lambda still: (still.radius, still.method.order))
+            radius = cell.setting.name.sizes[0] / length
+            across = [last(summary.epochs(record.spec.id), "bias_across") for record in cell.records]
+            known = [each for each in across if each is not None]
+            astray = statistics.fmean(known) if known else None
+            found.append(Still(cell.setting.method, radius, share, cell.setting.optimizer, astray))
+    places = summary.optimizers
+    return sorted(found, key=lambda still: (places.index(still.optimizer), still.radius, still.method.order))

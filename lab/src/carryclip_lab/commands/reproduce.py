@@ -130,13 +130,16 @@ def main(
     if code == 130:
         return code
     from carryclip_lab.analysis.summary import runs_of, summaries
-    from carryclip_lab.commands.terminal import table
+    from carryclip_lab.commands.terminal import table, verdicts
     from carryclip_lab.report.build import main as report
 
     with Store(path) as opened:
         for summary in (each for study in chosen for each in summaries(opened, study.name)):
             if runs_of(summary.cells)[0]:
                 console.print(table(summary))
+        for study in chosen:
+            for said in verdicts(opened, study.name, study.rules):
+                console.print(said, highlight=False, markup=False)
     return report(store, [study.name for study in chosen], out, theory) or code
 
 
@@ -145,7 +148,7 @@ def _gathered(chosen: Sequence[grid.Study], options: Options) -> tuple[Setting, 
     beside = {str(Path(study.folder)) for study in chosen if study.folder is not None}
     setting = Setting(**vars(options), paths=tuple(sorted(beside)))
     if options.data is None and all(study.tier == "smoke" for study in chosen):
-        made = {folder for task in _tasks_of(chosen) if (folder := tasks.find(task).made())}
+        made = {folder for task in _tasks_of(chosen) if (folder := tasks.find(task).own_data())}
         setting = replace(setting, data=next(iter(made), None))
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
         return setting, None

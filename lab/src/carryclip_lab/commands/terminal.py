@@ -2,8 +2,11 @@
 
 import rich.table
 
+from carryclip_lab.analysis import rule
+from carryclip_lab.analysis.answers import DEFAULT
 from carryclip_lab.analysis.kinds import kind_of
-from carryclip_lab.analysis.summary import Summary
+from carryclip_lab.analysis.summary import Summary, summaries
+from carryclip_lab.store.store import Store
 
 
 def table(summary: Summary) -> rich.table.Table:
@@ -19,3 +22,15 @@ def table(summary: Summary) -> rich.table.Table:
     for line in lines:
         shown.add_row(*(word.removesuffix(" reached") for word in line))  # which the note says
     return shown
+
+
+def verdicts(store: Store, study: str, rules: str | None) -> list[str]:
+    """What follows from a study by the rules that it names; nothing if it names none."""
+    if rules is None:
+        return []
+    said = rule.told(summaries(store, study), rule.read(rules), DEFAULT)
+    if not said["lines"]:
+        return []
+    lines = [f"{family}: {words}" for family, _, words in said["families"]]
+    picked = said["default"] or "none of the carries"
+    return [*lines, f"By the rules of {study} the default is {picked}."]

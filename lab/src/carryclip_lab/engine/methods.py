@@ -26,6 +26,8 @@ def optimizer_of(spec: Spec, parameters: Iterable[nn.Parameter]) -> torch.optim.
         return torch.optim.Adam(parameters, lr=spec.lr, betas=(0.9, 0.999))
     if spec.optimizer == "adamw":
         return torch.optim.AdamW(parameters, lr=spec.lr, betas=(0.9, 0.99), weight_decay=0.1)
+    if spec.optimizer == "adamw-torch":
+        return torch.optim.AdamW(parameters, lr=spec.lr)
     if spec.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=spec.lr)
     return torch.optim.SGD(parameters, lr=spec.lr, momentum=0.9, nesterov=spec.optimizer == "nesterov")

@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Sequence
 from typing import Any, TypeVar
 
-from carryclip_lab.analysis.naming import CAPPED, CLIP, FULL, GATED, NONE, Method
+from carryclip_lab.analysis.naming import CAPPED, CLIP, DRIP, FULL, GATED, NONE, SHRUNK, Method
 
 RC: Any = {
     "font.size": 8,
@@ -27,6 +27,8 @@ _METHODS: dict[Any, Look] = {
     FULL: {"color": "#0072b2", "linestyle": "-", "marker": "^"},
     GATED: {"color": "#009e73", "linestyle": (0, (5, 1.5, 1, 1.5)), "marker": "D"},
     CAPPED: {"color": "#882255", "linestyle": (0, (2, 1.5)), "marker": "v"},
+    DRIP: {"color": "#b8860b", "linestyle": (0, (3, 1, 1, 1)), "marker": "*"},
+    SHRUNK: {"color": "#cc79a7", "linestyle": "-", "marker": "p"},
 }
 _COMPONENT: dict[Method, Look] = {
     CLIP: {"color": "#f0a36b", "linestyle": (0, (1, 1.2)), "marker": "x"},
@@ -34,8 +36,6 @@ _COMPONENT: dict[Method, Look] = {
     GATED: {"color": "#7bd0b4", "linestyle": (0, (2, 2)), "marker": "P"},
 }
 _OTHERS: Sequence[Look] = (
-    {"color": "#cc79a7", "linestyle": (0, (1, 1)), "marker": "p"},
-    {"color": "#b8860b", "linestyle": (0, (3, 1, 1, 1)), "marker": "*"},
     {"color": "#6a3d9a", "linestyle": (0, (8, 2)), "marker": "h"},
     {"color": "#8c564b", "linestyle": (0, (2, 1)), "marker": "<"},
     {"color": "#17becf", "linestyle": (0, (4, 1, 2, 1)), "marker": ">"},

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple
 from typing import Any
 
-from carryclip_lab.analysis.naming import METHODS, Method
+from carryclip_lab.analysis.naming import METHODS, OPTIMIZERS, Method
 from carryclip_lab.analysis.summary import Cell, Summary
 from carryclip_lab.analysis.worth import Block, Row, blocks, row_name, stills
 from carryclip_lab.figures.sheet import Drawn, Panel, known, sheet
@@ -19,7 +19,7 @@ Key = tuple[Method, float]
 
 
 def worth(summary: Summary) -> Drawn | None:
-    """One row per region: the metric against the learning rate, and effects at the best one."""
+    """One row per optimizer and region: the metric against the learning rate, and effects at the best one."""
     found = [block for block in blocks(summary) if any(row.scores for row in block.rows)]
     if not found:
         return None
@@ -31,7 +31,7 @@ def worth(summary: Summary) -> Drawn | None:
     for block, (left, right) in zip(found, made.panels, strict=True):
         _rates(left, block, given)
         _effects(right, block, given)
-        left.axes.set_title(plain(f"{summary.data}, {block.label}"))
+        left.axes.set_title(plain(f"{summary.data}, {block.stepped_by}, {block.label}"))
         right.axes.set_title("better than plain clipping by")
         left.axes.set(xlabel="learning rate", ylabel=plain(subject.words))
     better = f"{subject.words}, {'higher' if subject.higher else 'lower'} by"
@@ -110,6 +110,7 @@ def _numbers(block: Block, row: Row) -> dict[str, Any]:
     if effect is not None and math.isfinite(effect.value):
         ends = {"better_by": effect.value, "low": effect.low, "high": effect.high}
     return {
+        "optimizer": block.stepped_by,
         "region": block.label,
         "method": row.name,
         "lr": known(row.cell.lr),
@@ -122,7 +123,7 @@ def _numbers(block: Block, row: Row) -> dict[str, Any]:
 
 
 def course(summary: Summary) -> Drawn | None:
-    """One row per region: the metric, the share that is clipped and the carry over training, at the best rates."""
+    """One row per optimizer and region: metric, share that is clipped and carry over training, at the best rates."""
     found = blocks(summary)
     used = [(block, row) for block in found for row in block.rows if row.scores and row.method in METHODS]
     if not any(record.spec.epochs > 1 for _, row in used for record in row.cell.records):
@@ -142,11 +143,15 @@ def course(summary: Summary) -> Drawn | None:
                 panel.axes.plot(*zip(*seen, strict=True), **given[row.method, row.times], markersize=2.5)
         panel.axes.set_title(plain(titles[key], 40))
         if panel.first:
-            panel.axes.set_ylabel(plain(block.label))
+            panel.axes.set_ylabel(plain(f"{block.stepped_by}, {block.label}"))
         if key == "carry":
             panel.axes.set_yscale("symlog", linthresh=1.0)
             panel.axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    rows = [{"region": block.label, "method": row.name, **line} for block, row in used for line in means[row]]
+    rows = [
+        {"optimizer": block.stepped_by, "region": block.label, "method": row.name, **line}
+        for block, row in used
+        for line in means[row]
+    ]
     text = (
         f"Over training, at the best learning rate of each method, means over seeds: {subject.words} (left), share of "
         "steps or coordinates that are clipped (middle), norm of the carry in radii (right)."
@@ -183,25 +188,34 @@ def frozen(summary: Summary) -> Drawn | None:
     if not found:
         return None
     given = _looks((still.method, 1.0) for still in found)
-    made = sheet(summary, summary.cells, [0], [0], legend=_legend(given), size=(5.2, 2.6), left=0.75, share="none")
-    panel = made.panels[0][0]
-    for place, ((method, _), look) in enumerate(given.items()):
-        mine = [still for still in found if still.method == method]
-        x = [still.radius * (1.0 + 0.015 * (place - len(given) / 2)) for still in mine]
-        panel.axes.plot(x, [100 * still.share.value for still in mine], **look)
-        ends = [[100 * getattr(still.share, end) for still in mine] for end in ("low", "high")]
-        panel.axes.vlines(x, *ends, color=look["color"], linewidth=0.8)
-    panel.axes.axhline(0.0, color="0.5", linewidth=0.7)
-    panel.log_x({radius: f"{radius:g}" for radius in sorted({still.radius for still in found})})
-    panel.axes.set_title(plain(summary.data))
-    made.label("radius / norm of the mean gradient", "bias along the mean gradient (%)")
+    optimizers = list(dict.fromkeys(still.optimizer for still in found))
+    room = {"legend": _legend(given), "size": (5.2 if len(optimizers) == 1 else 3.0, 2.6), "left": 0.75}
+    made = sheet(summary, summary.cells, [0], optimizers, share="none", gap=(0.5, 0.34), **room)
+    for _, optimizer, panel in made.each():
+        here = [still for still in found if still.optimizer == optimizer]
+        for place, ((method, _), look) in enumerate(given.items()):
+            mine = [still for still in here if still.method == method]
+            x = [still.radius * (1.0 + 0.015 * (place - len(given) / 2)) for still in mine]
+            panel.axes.plot(x, [100 * still.share.value for still in mine], **look)
+            ends = [[100 * getattr(still.share, end) for still in mine] for end in ("low", "high")]
+            panel.axes.vlines(x, *ends, color=look["color"], linewidth=0.8)
+        panel.axes.axhline(0.0, color="0.5", linewidth=0.7)
+        panel.log_x({radius: f"{radius:g}" for radius in sorted({still.radius for still in here})})
+        panel.axes.set_title(plain(str(OPTIMIZERS.get(optimizer, optimizer))))
+    made.label("radius / norm of the mean gradient", "bias (%)")
     text = (
-        "Mean update less mean gradient at weights that do not move, along the mean gradient and as a share of it: "
-        "mean over seeds with 95 % interval. Below 1 no clipping to that radius can pass the mean gradient on."
+        "Mean step less the mean step without clipping, at weights that do not move, along the latter and as a share "
+        "of it: mean over seeds with 95 % interval. With SGD a step is a gradient, and below 1 no clipping to that "
+        "radius can pass the mean gradient on."
     )
     names = ("bias", "low", "high", "seeds")
     rows = [
-        {"method": still.method.label, "radius": still.radius, **dict(zip(names, astuple(still.share), strict=True))}
+        {
+            "optimizer": OPTIMIZERS.get(still.optimizer, still.optimizer),
+            "method": still.method.label,
+            "radius": still.radius,
+            **dict(zip(names, astuple(still.share), strict=True)),
+        }
         for still in found
     ]
     return made.drawn(text, rows)

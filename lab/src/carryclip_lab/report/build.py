@@ -14,8 +14,11 @@ from typing import Any
 from rich.console import Console
 
 from carryclip import __version__
-from carryclip_lab.analysis import tables
+from carryclip_lab import grid
+from carryclip_lab.analysis import rule, tables
+from carryclip_lab.analysis.answers import DEFAULT
 from carryclip_lab.analysis.claims import VERDICTS, Claim
+from carryclip_lab.analysis.summary import summaries
 from carryclip_lab.commands.output import make_folder, tells_errors
 from carryclip_lab.report import runs
 from carryclip_lab.report.sections import Picture, Section, sections
@@ -71,9 +74,12 @@ def build(
     if trials:
         told["trials"] = {section.anchor: _trial(section) for section in trials}
         told["together"] = _together(trials)
+    ruled = {study: rule.told(summaries(store, study), rule.read(name), DEFAULT) for study, name in _rules(studies)}
+    if ruled:
+        told["rules"] = ruled
     (folder / "claims.json").write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     page = folder / "report.html"
-    page.write_text(render(shown, claims), encoding="utf-8")
+    page.write_text(render(shown, claims, ruled), encoding="utf-8")
     return page
 
 
@@ -93,8 +99,15 @@ def lines(shown: Iterable[Section]) -> list[tuple[Claim, Section]]:
     return kept
 
 
-def render(shown: Sequence[Section], claims: Sequence[tuple[Claim, Section]]) -> str:
-    """The page, with style, script, figures and data inside."""
+def _rules(studies: Iterable[str]) -> list[tuple[str, str]]:
+    """Studies with the rules that they name."""
+    return [(study, name) for study in dict.fromkeys(studies) if (name := grid.rules_of(study)) is not None]
+
+
+def render(
+    shown: Sequence[Section], claims: Sequence[tuple[Claim, Section]], ruled: dict[str, dict[str, Any]] | None = None
+) -> str:
+    """The page, with style, script, figures and data inside; ``ruled`` is what the studies' rules say."""
     from jinja2 import Environment
     from markupsafe import Markup
 
@@ -109,6 +122,7 @@ def render(shown: Sequence[Section], claims: Sequence[tuple[Claim, Section]]) ->
             waiting=[line for line in claims if line[0].verdict == NOT_RUN],
             counts=[(each, sum(claim.verdict == each for claim, _ in claims)) for each in VERDICTS],
             together=_together(shown),
+            ruled={study: said for study, said in (ruled or {}).items() if said["lines"]},
             verdicts=[verdict for verdict in VERDICTS if any(claim.verdict == verdict for claim, _ in claims)],
             done=sum(section.done for section in shown),
             planned=sum(section.planned for section in shown),

@@ -11,6 +11,9 @@ from carryclip_lab.problem import Problem, Weights
 from carryclip_lab.spec import Spec
 from carryclip_lab.task import Judged, Place, Task
 
+OFTEN = 0.5
+"""From this chance on the best arm's reward is nothing rare."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bandit(Task):
@@ -32,14 +35,15 @@ class Bandit(Task):
 
     def judged(self) -> Judged:
         """By the reward that the policy can expect."""
+        rare = self.rare < OFTEN
         return Judged(
-            "Bandit with rare rewards",
+            "Bandit with rare rewards" if rare else "Bandit with steady rewards",
             f"{self.arms} arms, the best pays once in {1 / self.rare:g} pulls",
             "reward",
             "expected reward",
             higher=True,
             little=0.01,
-            kind="signal",
+            kind="signal" if rare else "ordinary",
             also=(("best_arm", "chance of the best arm"),),
         )
 

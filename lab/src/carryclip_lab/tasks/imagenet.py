@@ -96,7 +96,7 @@ class ImageNet(Task):
     @classmethod
     def found(cls, data: str | None, tier: str, *, make: bool) -> Mapping[str, Any] | None:
         """From the folder; the smoke tier makes one of its own, and the paper's counts are those of the defaults."""
-        own = data == cls.made()
+        own = data == cls.own_data()
         if data is not None and not own and not Path(data).is_file():
             return look_through(data).settings
         if tier == "smoke":
@@ -104,7 +104,7 @@ class ImageNet(Task):
         return {} if tier == "paper" and not make else None
 
     @classmethod
-    def made(cls) -> str:
+    def own_data(cls) -> str:
         """Patterns of ten kinds."""
         return str(made.made_folder())
 

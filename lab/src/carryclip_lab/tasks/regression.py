@@ -82,10 +82,12 @@ class Regression(Task):
 
     def problem(self, spec: Spec, place: Place) -> Problem:
         """The noise has mean 0 in each case, so that the optimum of the squared error is the true line."""
-        return _Held(spec, self) if self.frozen else _Line(spec, self)
+        return _Held(spec, self) if self.frozen else Line(spec, self)
 
 
-class _Line(Problem):
+class Line(Problem):
+    """Its data, network and loss."""
+
     def __init__(self, spec: Spec, task: Regression) -> None:
         super().__init__(spec, task.steps)
         self.task, self.truth = task, torch.ones(task.dimension) / math.sqrt(task.dimension)
@@ -125,7 +127,7 @@ class _Line(Problem):
         return {"distance": float(error.norm()), "iterate": error.tolist()}
 
 
-class _Held(_Line):
+class _Held(Line):
     """Takes every step of plain SGD back, and adds up what it was and what the gradient was."""
 
     def begin(self, step: int) -> None:

@@ -33,14 +33,16 @@ class Softmax(Task):
 
     def judged(self) -> Judged:
         """By the divergence from the true shares."""
+        even = self.exponent == 0.0
+        shares = "equal shares" if even else "shares by Zipf's law"
         return Judged(
-            "Zipf softmax",
-            f"{self.classes} classes with shares by Zipf's law",
+            "Even softmax" if even else "Zipf softmax",
+            f"{self.classes} classes with {shares}",
             "divergence",
             "divergence from the true shares (nats)",
             higher=False,
             little=0.002,
-            kind="signal",
+            kind="ordinary" if even else "signal",
             bias="iterate",
             also=(("rare_share", "rare classes are given, by their due"),),
         )

@@ -142,8 +142,7 @@ def filled(page: Path) -> str:
         elif what in BY_RATE:
             made = by_rate(known[study], study, what)
         elif what == "cost":
-            spent = sum(record.seconds or 0.0 for record in known[study])
-            made = f"{len(known[study]):,} runs, {spent / 3600:.1f} hours of one core."
+            made = cost(known[study])
         else:
             made = _caption(places[study], study, what)
         return f"<!-- results: {match[1]} -->\n{made}\n<!-- end -->"

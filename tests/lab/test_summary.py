@@ -54,6 +54,15 @@ def test_one_early_seed_does_not_win_against_all_others():
     assert found.drawn
 
 
+def test_a_rate_with_more_seeds_to_come_is_not_behind_for_it():
+    one, three = seeds(30, lr=0.1), seeds(20, None, None, lr=0.2)
+    found = cell(*one, *three, *seeds(None, lr=0.3))
+    assert (found.lr, found.median) == (0.2, 20.0)
+    assert found.table[1].tolist() == [[20.0]]
+    done = cell(*one, *seeds(20, 40, 50, lr=0.2))
+    assert (done.lr, done.median) == (0.1, 30.0)
+
+
 def test_a_point_is_drawn_only_if_all_seeds_reached():
     assert cell(*seeds(8, 9, 10)).drawn
     missed = cell(*seeds(8, 9, INF))

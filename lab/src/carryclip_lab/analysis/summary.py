@@ -99,17 +99,19 @@ class Cell:
     def lr(self) -> float | None:
         """The learning rate with the smallest median; None before the first run is done.
 
-        Seeds that are not done count as not reached, so that one early seed cannot win against five. Ties go to the
-        rate that more seeds reached with, then to the smaller maximum and mean, then to the larger rate.
+        Seeds that are not done, but are at another rate, count as not reached, so that one early seed cannot win
+        against five. Ties go to the rate that more seeds reached with, then to the smaller maximum and mean, then to
+        the larger rate.
         """
         return min(self.runs, key=self._rank) if self.done else None
 
     def _rank(self, lr: float) -> tuple[float, ...]:
         seen = list(self.epochs_at(lr).values())
-        whole = seen + [math.inf] * (len(self.runs[lr]) - len(seen))
+        most = max(len(self.epochs_at(each)) for each in self.runs)
+        whole = seen + [math.inf] * (min(len(self.runs[lr]), most) - len(seen))
         finite = [epochs for epochs in seen if epochs < math.inf]
         mean = sum(finite) / len(finite) if finite else math.inf
-        return (statistics.median(whole), -len(finite), max(whole), mean, -lr)
+        return (statistics.median(whole or [math.inf]), -len(finite), max(whole, default=math.inf), mean, -lr)
 
     @cached_property
     def chosen(self) -> dict[int, float]:
@@ -143,7 +145,8 @@ class Cell:
         Only the chosen rate, and the seeds done there, as long as no rate is complete.
         """
         whole = {lr: self.epochs_at(lr) for lr, seeds in self.runs.items() if len(self.epochs_at(lr)) == len(seeds)}
-        alike = {lr: seen for lr, seen in whole.items() if seen.keys() == self.chosen.keys()} or {0.0: self.chosen}
+        alike = {lr: seen for lr, seen in whole.items() if seen.keys() == self.chosen.keys()}
+        alike = alike if self.lr in alike else {0.0: self.chosen}
         return tuple(sorted(self.chosen)), np.array([[seen[seed] for seed in sorted(seen)] for seen in alike.values()])
 
 

@@ -218,7 +218,9 @@ def _by_method(cells: Iterable[Cell], least: int) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for cell in cells:
         name = row_name(cell.setting.method, cell.batch / least)
-        found.setdefault(name, []).append(OPTIMIZERS[cell.setting.optimizer])
+        optimizers = found.setdefault(name, [])
+        if OPTIMIZERS[cell.setting.optimizer] not in optimizers:
+            optimizers.append(OPTIMIZERS[cell.setting.optimizer])
     return found
 
 
@@ -247,7 +249,7 @@ def _frozen(folder: Path) -> str:
     lines = []
     for part in parts(folder):
         for (optimizer, method), group in itertools.groupby(
-            sorted(stills(part), key=lambda each: (each.optimizer != "sgd", each.optimizer, each.method.order)),
+            sorted(stills(part), key=lambda each: (list(OPTIMIZERS).index(each.optimizer), each.method.order)),
             key=lambda each: (each.optimizer, each.method),
         ):
             cells = [f"{100 * each.share.value:+.0f} / {100 * (each.astray or math.nan):.0f}" for each in group]

@@ -27,7 +27,7 @@ from carryclip_lab.store.records import Epoch, Record
 
 STUDY = "evidence-small"
 FILE = "runs.parquet"
-SHOWN = ("Skewed amounts", "Visits to the doctor", "Language model, Python's help", "Symmetric heavy tails")
+SHOWN = ("Skewed amounts", "Visits to the doctor", "One spiked batch")
 """Trials whose learning rates are drawn; the others are in the report that the command makes."""
 COLUMNS = ("spec", "outcome", "seconds", "metrics", "environment")
 DIGITS = 7

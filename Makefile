@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test kills lint types docs clean
+.PHONY: help demo test test-all kills lint types docs clean
 
 help: ## list the commands
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-6s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
 
 $(READY): pyproject.toml lab/pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (a few minutes the first time) ..."
@@ -19,8 +19,14 @@ $(READY): pyproject.toml lab/pyproject.toml constraints.txt
 demo: $(READY) ## the theory's figures, a study of training runs, and a report of both
 	$(BIN)/carryclip demo
 
-test: $(READY) ## run all tests
-	$(BIN)/python -m pytest -n auto
+# Each process has neighbouring tests, which share what a file sets up, and in the end helps the other.
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
+
+test: $(READY) ## run the tests: every guarantee, the largest grids in part
+	$(PYTEST)
+
+test-all: $(READY) ## run all tests: every cell of the grids
+	$(PYTEST) -m ""
 
 kills: $(READY) ## kill workers and supervisors 50 times during a study, at random
 	CARRYCLIP_KILLS=50 $(BIN)/python -m pytest tests/lab/test_engine.py -k kills_at_random

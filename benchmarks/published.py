@@ -2,9 +2,11 @@
 
     python benchmarks/published.py results STORE    # from a store with cifar10-small
     python benchmarks/published.py slice STORE      # from a store with cifar10-slice
+    python benchmarks/published.py claims STORE     # from a store with cifar10-claims
     python benchmarks/published.py imagenet STORE   # from a store with imagenet-mini
     python benchmarks/published.py evidence STORE   # from a store with evidence-small
     python benchmarks/published.py --write          # only fill the pages from what is there
+    python benchmarks/published.py --restore claims STORE    # a store with the published runs, to go on from
 
 Kept are the figures as SVG with captions, the claims and answers, runs as CSV and epochs as Parquet; of the evidence
 less, see ``evidence.py``.
@@ -19,45 +21,85 @@ from pathlib import Path
 
 import evidence  # the module beside this one
 
+from carryclip_lab.analysis.shifts import of_rates, shifts
 from carryclip_lab.analysis.summary import summarise
 from carryclip_lab.analysis.tables import of_epochs
+from carryclip_lab.grid import Study, load
 from carryclip_lab.spec import FIELDS, Spec
-from carryclip_lab.store.records import Record
+from carryclip_lab.store.records import OUTCOMES, Epoch, Outcome, Record
+from carryclip_lab.store.store import Store
 
 DOCS = Path(__file__).parents[1] / "docs"
 FOLDERS = {
     "results": DOCS / "experiments" / "results",
     "slice": DOCS / "experiments" / "slice",
+    "claims": DOCS / "experiments" / "claims",
     "imagenet": DOCS / "experiments" / "imagenet",
     "evidence": DOCS / "evidence",
 }
 PAGES = {
     DOCS / "experiments" / "results.md": ("results", "slice"),
+    DOCS / "experiments" / "claims.md": ("claims",),
     DOCS / "experiments" / "imagenet.md": ("imagenet",),
     DOCS / "when-to-use.md": ("evidence",),
     DOCS.parent / "README.md": ("evidence",),
 }
 """Each with what it shows."""
+ME = "published"
+"""Who writes what is restored."""
+BY_RATE = ("rates-table", "shifts")
 
 
 def records(folder: Path) -> dict[str, list[Record]]:
     """The published runs by study."""
-    kinds = {"lr": float, "target": float, "batch": int, "epochs": int, "seed": int, "examples": int}
+    kinds = {
+        "brief": "True".__eq__,
+        "lr": float,
+        "target": float,
+        "batch": int,
+        "epochs": int,
+        "seed": int,
+        "examples": int,
+    }
     found: dict[str, list[Record]] = {}
     with (folder / "runs.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            given = {name: kinds.get(name, str)(row[name]) for name in FIELDS if row[name]}
+            given = {name: kinds.get(name, str)(row[name]) for name in FIELDS if row.get(name)}
             spec = Spec.read({**given, **json.loads(row["settings"] or "{}")})
             reached = int(row["reached"]) if row["reached"] else None
             seconds = float(row["seconds"]) if row["seconds"] else None
-            record = Record(spec, row["state"], row["outcome"] or None, reached, seconds, row["message"] or None, {})
+            outcome: Outcome | None = next((each for each in OUTCOMES if each == row["outcome"]), None)
+            where = _environment(row["environment"])
+            record = Record(spec, row["state"], outcome, reached, seconds, row["message"] or None, where)
             found.setdefault(row["study"], []).append(record)
     return found
+
+
+def _environment(told: str) -> dict[str, str | int]:
+    """From ``"python 3.11.7, threads 1, commit None"``."""
+    pairs = dict(part.split(" ", 1) for part in told.split(", ")) if told else {}
+    return {key: int(value) if value.isdigit() else value for key, value in pairs.items() if value != "None"}
 
 
 def lines(heads: list[str], table: list[list[str]]) -> str:
     cells = [heads, ["---"] * len(heads), *table]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in cells)
+
+
+def cost(found: list[Record]) -> str:
+    """How many runs, and what they took."""
+    done = [record for record in found if record.state == "done"]
+    runs = f"{len(done):,} runs" if len(done) == len(found) else f"{len(done):,} of {len(found):,} runs"
+    return f"{runs}, {sum(record.seconds or 0.0 for record in done) / 3600:.1f} hours of one core."
+
+
+def by_rate(found: list[Record], study: str, what: str) -> str:
+    """Epochs at each learning rate: a table, or what it says of the carry in sentences."""
+    (summary,) = summarise(study, study, "paper", found, lambda _: [])
+    if what == "rates-table":
+        table = of_rates(summary)
+        return lines(table.heads, table.lines)
+    return "\n".join(f"- {shift}." for shift in shifts(summary))
 
 
 def accuracy_table(folder: Path, study: str) -> str:
@@ -97,6 +139,8 @@ def filled(page: Path) -> str:
         elif what == "table":
             tables = map(of_epochs, summarise(study, study, "small", known[study], lambda _: []))
             made = "\n\n".join(lines(table.heads, table.lines) for table in tables)
+        elif what in BY_RATE:
+            made = by_rate(known[study], study, what)
         elif what == "cost":
             spent = sum(record.seconds or 0.0 for record in known[study])
             made = f"{len(known[study]):,} runs, {spent / 3600:.1f} hours of one core."
@@ -118,7 +162,6 @@ def _caption(folder: Path, study: str, what: str) -> str:
 def publish(folder: Path, store_path: str) -> None:
     from carryclip_lab.report.build import build
     from carryclip_lab.store.export import export
-    from carryclip_lab.store.store import Store
 
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -133,6 +176,37 @@ def publish(folder: Path, store_path: str) -> None:
             path.unlink()
 
 
+def restore(folder: Path, store_path: str) -> None:
+    """A store with the published runs and their epochs, as they were: the study goes on from there."""
+    import pyarrow.parquet
+
+    table = pyarrow.parquet.read_table(folder / "epochs.parquet").to_pylist()
+    seen: dict[str, list[Epoch]] = {}
+    for row in table:
+        told = {**row, "metrics": json.loads(row.get("metrics") or "{}")}
+        seen.setdefault(told.pop("run"), []).append(Epoch(**told))
+    with Store(store_path) as store:
+        for name, found in records(folder).items():
+            study = load(name)
+            store.add(Study(name, study.title, study.tier, tuple(record.spec for record in found)))
+            store.take(name, ME, limit=len(found))
+            for record in found:
+                if record.outcome is not None:
+                    _restore(store, record, seen.get(record.spec.id, []))
+            store.give_back(ME)
+
+
+def _restore(store: Store, record: Record, epochs: list[Epoch]) -> None:
+    run = record.spec.id
+    store.begin(run, ME)
+    for epoch in epochs:
+        store.record(run, ME, epoch)
+    assert record.outcome is not None
+    end = {"reached": record.reached, "message": record.message, "environment": record.environment}
+    if not store.finish(run, ME, record.outcome, **end):
+        raise SystemExit(f"Run {run} is in that store already, or somebody else's: choose a new file.")
+
+
 def write(page: Path) -> None:
     page.write_text(filled(page), encoding="utf-8")
 
@@ -143,6 +217,8 @@ if __name__ == "__main__":
             (evidence.publish if name == "evidence" else publish)(FOLDERS[name], store)
             for each in (page for page, names in PAGES.items() if name in names):
                 write(each)
+        case ["--restore", name, store] if name in FOLDERS:
+            restore(FOLDERS[name], store)
         case ["--write"]:
             for each in PAGES:
                 write(each)

@@ -3,7 +3,7 @@
     python benchmarks/rl.py            # run what is missing, about 20 minutes on an idle core, and print the tables
     python benchmarks/rl.py --smoke    # one seed of every trial, much shortened; nothing is kept
     python benchmarks/rl.py --show     # only print them
-    python benchmarks/rl.py --write    # put them into docs/reinforcement-learning.md
+    python benchmarks/rl.py --write    # put them into docs/reinforcement-learning.md, and draw docs/figures/critics.svg
 
 Every run is kept in ``benchmarks/rl.json``, and one that is there is not run again. A trial is one function:
 ``trial(environment, method, seed) -> {"calibration", "error", "return"}``.
@@ -43,16 +43,15 @@ import numpy as np
 import torch
 from carries import T95
 from gymnasium.vector import VectorEnv
-from gymnasium.wrappers.vector import ClipReward
-from rl_environments import Bandit, Chain, Lottery, Noise, SeenCarry, cart_pole, lake
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
-from torch import Tensor
 
 from carryclip import CarryClipWarning, Norm, Quantile
 from carryclip.carry import DEFAULT
-from carryclip.integrations.gymnasium import VectorClipRewardWithCarry
 from carryclip.torch import UClip
+from carryclip_lab.rewards import Carried, Clipped, Seen
+from carryclip_lab.tasks._critic import Agents, measure
+from carryclip_lab.tasks._rooms import Bandit, Chain, Lottery, Noise, cart_pole, lake
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from ppo_loop import Agent, train
@@ -61,11 +60,8 @@ from sb3_ppo import agent as sb3_lottery
 RESULTS = Path(__file__).with_name("rl.json")
 PAGE = Path(__file__).parents[1] / "docs" / "reinforcement-learning.md"
 MARK, END = "<!-- rl: written by benchmarks/rl.py -->", "<!-- end of the tables -->"
+PICTURE = PAGE.parent / "figures" / "critics.svg"
 SEEDS = 5
-REWARD_RADIUS = 1.0
-
-Agents = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""Observations to logarithms of the actions' probabilities, and values."""
 
 
 @dataclass(frozen=True)
@@ -113,17 +109,12 @@ RARE = ("bandit", "chain", "lake", "lottery")
 
 Run = tuple[str, str, int]
 """Environment, method and seed."""
+WAYS = {"clipped": Clipped, "carried": Carried, "seen": Seen}
 
 
 def with_rewards(envs: VectorEnv, how: str) -> VectorEnv:
     """The environments, with rewards left alone, clipped, or clipped with a carry, which the learner may see."""
-    if how == "clipped":
-        return ClipReward(envs, -REWARD_RADIUS, REWARD_RADIUS)
-    if how == "carried":
-        return VectorClipRewardWithCarry(envs, REWARD_RADIUS)
-    if how == "seen":
-        return SeenCarry(envs, REWARD_RADIUS)
-    return envs
+    return WAYS[how].wrapped(envs) if how in WAYS else envs
 
 
 def trial(environment: str, method: str, seed: int, share: float = 1.0) -> dict[str, float]:
@@ -179,49 +170,6 @@ def sb3_cart_pole(max_grad_norm: float, seed: int, discount: float) -> PPO:
         seed=seed,
         device="cpu",
     )
-
-
-def measure(
-    agent: Agents, envs: VectorEnv, discount: float, seed: int, seen: bool, steps: int = 600
-) -> dict[str, float]:
-    """Values against Monte Carlo returns of the trained policy, and its mean undiscounted return."""
-    torch.manual_seed(10_000 + seed)
-    observation, _ = envs.reset(seed=10_000 + seed)
-    values, rewards, ends, cuts = ([] for _ in range(4))
-    for _ in range(steps):
-        with torch.no_grad():
-            logits, value = agent(torch.as_tensor(observation, dtype=torch.float32))
-        # A critic that sees the carry has to say the value and what is owed; only the value is compared.
-        values.append(value.numpy().astype(float) - (observation[:, -1] if seen else 0.0))
-        action = torch.multinomial(logits.exp(), 1)[:, 0].numpy()
-        observation, _, terminated, truncated, infos = envs.step(action)
-        rewards.append(infos["expected"])
-        ends.append(terminated | truncated)
-        cuts.append(truncated)
-    told, true, sums = returns(np.array(values), np.array(rewards), np.array(ends), np.array(cuts), discount)
-    return {
-        "calibration": float(told.mean() / true.mean()),
-        "error": float(np.sqrt(np.square(told - true).mean() / np.square(true).mean())),
-        "return": float(sums.mean()),
-    }
-
-
-def returns(values: Any, rewards: Any, ends: Any, cuts: Any, discount: float) -> tuple[Any, Any, Any]:
-    """(values, discounted returns) where the rest of the return is known to 2 %, and sums of whole episodes."""
-    later, total, unknown = np.zeros(values.shape[1]), np.zeros(values.shape[1]), np.ones(values.shape[1])
-    finished = np.zeros(values.shape[1], bool)
-    starts = np.vstack([np.ones((1, values.shape[1]), bool), ends[:-1]])
-    told, true, sums = [], [], []
-    for t in reversed(range(len(values))):
-        later = rewards[t] + discount * np.where(ends[t], 0.0, later)
-        total = rewards[t] + np.where(ends[t], 0.0, total)
-        unknown = np.where(cuts[t], 1.0, np.where(ends[t], 0.0, discount * unknown))
-        finished |= ends[t]
-        known = unknown < 0.02
-        told.append(values[t][known])
-        true.append(later[known])
-        sums.append(total[starts[t] & finished])
-    return np.concatenate(told), np.concatenate(true), np.concatenate(sums)
 
 
 def methods(environment: str) -> list[str]:
@@ -374,6 +322,33 @@ def table(results: dict[Run, dict[str, float]]) -> str:
     return "\n".join(lines)
 
 
+def draw(results: dict[Run, dict[str, float]]) -> None:
+    """Calibration of every method in every environment: a point for each seed, and the mean."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    judge, shown = Judge(results), list(METHODS)
+    figure, axes = plt.subplots(1, len(SETTINGS), figsize=(11.0, 2.7), sharey=True, layout="constrained")
+    for axis, environment in zip(axes, SETTINGS, strict=True):
+        axis.axvspan(0.9, 1.1, color="0.93", zorder=0)
+        axis.axvline(1.0, color="0.5", linewidth=0.7, zorder=1)
+        for method in methods(environment):
+            place, values = shown.index(method), judge.values(environment, method, "calibration")
+            colour = "C3" if method in REWARDS else "C0"
+            axis.plot(values, np.full(len(values), place), "o", color=colour, markersize=3, alpha=0.5)
+            axis.plot(values.mean(), place, "|", color="black", markersize=9, markeredgewidth=1.6)
+        axis.set(title=environment, xlim=(-0.1, 2.3), ylim=(len(shown) - 0.5, -0.5))
+        axis.spines[["top", "right"]].set_visible(False)
+    names = [method if method in GRADIENTS else f"rewards {method}" for method in shown]
+    axes[0].set_yticks(range(len(shown)), names)
+    figure.supxlabel("mean value of the critic / mean return", fontsize=9)
+    with matplotlib.rc_context({"svg.hashsalt": "critics"}):
+        figure.savefig(PICTURE, metadata={"Date": None})
+    plt.close(figure)
+
+
 def smoke() -> None:
     """One seed of every trial, a tenth as long; prints what it finds and keeps nothing."""
     for environment, method, _ in runs(1):
@@ -401,6 +376,7 @@ def main() -> None:
         return
     if given.write:
         PAGE.write_text(write_page(read()), encoding="utf-8")
+        draw(read())
         return
     if not given.show:
         run_missing(given.seeds)

@@ -19,11 +19,17 @@ settings.register_profile("carryclip", deadline=None, derandomize=True)
 settings.load_profile("carryclip")
 
 
-@pytest.fixture(scope="module")
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at the marks
+def pytest_collection_modifyitems(items):
+    from pairwise import mark_the_others
+
+    mark_the_others(items)
+
+
+@pytest.fixture(scope="session")
 def ranks():
     """Two processes that have each other as a process group."""
-    from ranks import Ranks
+    from ranks import running
 
-    made = Ranks()
-    yield made
-    made.close()
+    with running() as made:
+        yield made

@@ -1,5 +1,6 @@
 """Two real processes with a process group over gloo, which run the functions they are sent."""
 
+import contextlib
 import multiprocessing
 import os
 import tempfile
@@ -66,6 +67,16 @@ class Ranks:
         self.folder.cleanup()
 
 
+@contextlib.contextmanager
+def running():
+    """Processes for a fixture."""
+    made = Ranks()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
 def _serve(rank, size, meeting, pipe):
     import torch
     import torch.distributed as dist
@@ -84,8 +95,12 @@ def _serve(rank, size, meeting, pipe):
             function, args = pipe.recv()
         except EOFError:
             return
+        before = dict(os.environ)
         try:
             torch.manual_seed(0)
-            pipe.send((True, function(rank, *args)))
+            with warnings.catch_warnings():
+                pipe.send((True, function(rank, *args)))
         except BaseException:
             pipe.send((False, traceback.format_exc()))
+        os.environ.clear()
+        os.environ.update(before)

@@ -19,7 +19,7 @@ class Diabetes(Task):
     tests: int = 100  # patients that are held out
 
     def judged(self):
-        """What counts, in which unit, in which direction, and which difference nobody would care about."""
+        """What counts, in which unit, in which direction, and which difference is too small to matter."""
         setting = f"{442 - self.tests} patients, ten measurements each"
         return Judged("Diabetes", setting, "error", "error on held-out patients (points)", higher=False, little=0.5)
 

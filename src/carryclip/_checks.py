@@ -93,3 +93,9 @@ def storage(name: str, value: Any) -> str | None:
             "types are chosen by themselves."
         )
     return "bfloat16"
+
+
+def needs(module: str, framework: str, package: str, error: ImportError) -> ModuleNotFoundError:
+    """An error that says what a module of ours needs, and how to get it."""
+    said = f"{module} needs {framework}, which cannot be imported ({error}): pip install {package}"
+    return ModuleNotFoundError(said, name=error.name)

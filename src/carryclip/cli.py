@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from carryclip import __version__
 
 LABORATORY = (
-    "demo", "reproduce", "plan", "status", "report", "replay", "bench", "data", "evaluate", "export", "merge",
-    "backup",
+    "demo", "studies", "reproduce", "plan", "status", "report", "replay", "bench", "data", "evaluate", "export",
+    "merge", "backup",
 )  # fmt: skip
 """Commands of the distribution ``carryclip-lab``; a test compares them with those it has."""
 _INSTALL = 'pip install ./lab    (in a clone of the repository; "make demo" sets up everything by itself)'
@@ -37,7 +37,7 @@ def run(arguments: Sequence[str]) -> int:
     if command == "doctor":
         from carryclip.doctor import main as examine
 
-        return examine()
+        return examine(as_json=chosen["json"])
     if command == "playground":
         from carryclip.playground import main as play
 
@@ -57,7 +57,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     about = "say what is installed here and what works with it: the first thing to paste into a bug report"
-    commands.add_parser("doctor", help=about, description=about.capitalize() + ".")
+    doctor = commands.add_parser("doctor", help=about, description=about.capitalize() + ".")
+    doctor.add_argument("--json", action="store_true", help="as JSON, for programs")
     _add_bounds(commands)
     about = "open the playground: one offline page with sliders for radius, noise, learning rate and policy"
     playground = commands.add_parser("playground", help=about, description=about.capitalize() + ".")

@@ -1,6 +1,7 @@
 """What this machine has, and whether the parts of carryclip that need it work."""
 
 import importlib.metadata
+import json
 import os
 import platform
 import shutil
@@ -28,41 +29,66 @@ PACKAGES = {
 Check = Callable[[], str]
 
 
-def main(packages: Mapping[str, str] | None = None, checks: Mapping[str, Check] | None = None) -> int:
+def main(
+    packages: Mapping[str, str] | None = None, checks: Mapping[str, Check] | None = None, *, as_json: bool = False
+) -> int:
     """Print the findings; 0 if everything that is installed works.
 
     Args:
         packages: others to be listed, and what they are for.
         checks: others to be made; each says what works, or raises.
+        as_json: print them as JSON, for programs.
     """
+    uses = {**PACKAGES, **(packages or {})}
+    made: dict[str, Check] = {"reference": _check_reference, "torch": _check_torch, "optax": _check_optax}
+    made |= checks or {}
+    if as_json:
+        return _as_json(uses, made)
     print(f"carryclip {__version__}, Python {platform.python_version()} on {platform.system()} {platform.machine()}")
     print(f"cores: {os.cpu_count()}")
     print("\npackages")
-    for package, use in {**PACKAGES, **(packages or {})}.items():
-        print(f"  {package:17} {_version(package) or 'not installed':16} {use}")
+    for package, use in uses.items():
+        print(f"  {package:17} {version_of(package) or 'not installed':16} {use}")
     print("\nchecks")
-    own: dict[str, Check] = {"reference": _check_reference, "torch": _check_torch, "optax": _check_optax}
-    results = [_report(name, check) for name, check in {**own, **(checks or {})}.items()]
-    print("\nAll that is installed works." if all(results) else "\nSomething is broken: see above.")
-    return 0 if all(results) else 1
+    well = True
+    for name, check in made.items():
+        outcome, said = _outcome(check)
+        well &= outcome != "failed"
+        print(f"  {name:17} {'FAILED: ' if outcome == 'failed' else ''}{said}")
+    print("\nAll that is installed works." if well else "\nSomething is broken: see above.")
+    return 0 if well else 1
 
 
-def _version(package: str) -> str | None:
+def _as_json(uses: Mapping[str, str], made: Mapping[str, Check]) -> int:
+    outcomes = {name: _outcome(check) for name, check in made.items()}
+    told = {
+        "carryclip": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": os.cpu_count(),
+        "packages": {package: version_of(package) for package in uses},
+        "checks": {name: {"outcome": outcome, "said": said} for name, (outcome, said) in outcomes.items()},
+    }
+    print(json.dumps(told, indent=1))
+    return 1 if any(outcome == "failed" for outcome, _ in outcomes.values()) else 0
+
+
+def version_of(package: str) -> str | None:
+    """None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
 
 
-def _report(name: str, check: Check) -> bool:
+def _outcome(check: Check) -> tuple[str, str]:
+    """``"works"``, ``"not checked"`` or ``"failed"``, and what there is to say of it."""
     try:
-        print(f"  {name:17} {check()}")
+        return "works", check()
     except ModuleNotFoundError as missing:
-        print(f"  {name:17} not checked: {missing.name} is not installed")
+        return "not checked", f"not checked: {missing.name} is not installed"
     except Exception as error:  # whatever is wrong is what the reader wants to see
-        print(f"  {name:17} FAILED: {type(error).__name__}: {error}")
-        return False
-    return True
+        return "failed", f"{type(error).__name__}: {error}"
 
 
 def _check_reference() -> str:
@@ -96,7 +122,8 @@ def _check_torch() -> str:
             raise AssertionError(f"on {device} the carry of a gradient of 3 should be 2 but is {carry}")
     compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
     found = "a C++ compiler for compile=True" if compiler else "no C++ compiler, so compile=True goes on uncompiled"
-    return f"works on {', '.join(devices)}; {torch.get_num_threads()} threads; {found}"
+    threads = torch.get_num_threads()
+    return f"works on {', '.join(devices)}; {threads} thread{'' if threads == 1 else 's'}; {found}"
 
 
 def _check_optax() -> str:
@@ -112,4 +139,5 @@ def _check_optax() -> str:
     carry = float(state.carry[0])
     if carry != 2.0:
         raise AssertionError(f"the carry of a gradient of 3 should be 2 but is {carry}")
-    return f"works on {jax.device_count()} {jax.devices()[0].platform} device(s)"
+    count = jax.device_count()
+    return f"works on {count} {jax.devices()[0].platform} device{'' if count == 1 else 's'}"

@@ -10,6 +10,9 @@ GROUP_KEY = "uclip"
 
 Group = dict[str, Any]
 
+Regions = Region | Mapping[Any, Region | None]
+"""A region for all, or one for each param group, by number or name; None leaves a group alone."""
+
 
 class RegionMap:
     """Says which region each group gets: what the group holds itself, or one for all, or a mapping."""

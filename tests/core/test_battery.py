@@ -11,6 +11,7 @@ from cases import (
     DEVICE_CELLS,
     MIXING,
     OPTAX_CELLS,
+    OPTAX_PAIRS,
     POLICIES,
     REGIONS,
     SHAPES,
@@ -19,13 +20,20 @@ from cases import (
     tolerance,
 )
 from compilers import needs_compiler
+from pairwise import cells, covering
 
 FEWER = {"optax": OPTAX_CELLS, "torch compiled": COMPILED_CELLS, "torch on a device": DEVICE_CELLS}
 """Cells of backends for which all would take too long."""
+ALL = {backend: FEWER.get(backend, CELLS) for backend in BACKENDS}
+QUICK = {backend: covering(table) for backend, table in ALL.items()} | {
+    # These take seconds to compile.
+    "optax": [*covering(OPTAX_PAIRS), *covering(OPTAX_CELLS, together=1)],
+    "torch compiled": covering(COMPILED_CELLS, together=1),
+}
 TABLE = [
-    pytest.param(backend, *cell, marks=[needs_compiler] if backend == "torch compiled" else [])
-    for backend in BACKENDS
-    for cell in FEWER.get(backend, CELLS)
+    pytest.param(backend, *cell.values, marks=[*cell.marks, *([needs_compiler] if backend == "torch compiled" else [])])
+    for backend, table in ALL.items()
+    for cell in cells(table, QUICK[backend])
 ]
 
 

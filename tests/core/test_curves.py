@@ -68,6 +68,7 @@ def jax_curve(region, carry, optimizer):
         return losses
 
 
+@pytest.mark.pairwise(together=1)
 @pytest.mark.filterwarnings("ignore:U-Clip on")
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])

@@ -11,6 +11,7 @@ from backends import BACKENDS, run_reference
 TRACES = json.loads(golden.FILE.read_text())
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("policy", golden.POLICIES)
 @pytest.mark.parametrize("region", golden.REGIONS)
 @pytest.mark.parametrize("backend", ["reference", *(name for name in BACKENDS if name != "torch compiled")])

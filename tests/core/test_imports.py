@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import carryclip
 
 SOURCE = Path(carryclip.__file__).parent
@@ -46,6 +48,31 @@ def test_one_front_end_does_not_load_the_other():
 def test_the_command_line_starts_without_frameworks():
     code = "from carryclip_lab.cli import app; app(['--help'], result_action='return_value')"
     assert not loaded_after(f"{code}") & {"torch", "jax", "numpy", "matplotlib", "sklearn", "ray"}
+
+
+NEEDS = {
+    "carryclip.torch": ("torch", "pip install torch"),
+    "carryclip.optax": ("optax", "pip install jax optax"),
+    "carryclip.integrations.transformers": ("transformers", "pip install transformers accelerate"),
+    "carryclip.integrations.gymnasium": ("gymnasium", "pip install gymnasium"),
+}
+
+
+@pytest.mark.parametrize("module", NEEDS)
+def test_without_its_framework_a_module_says_what_to_install(module):
+    framework, said = NEEDS[module]
+    code = f"import sys; sys.modules[{framework!r}] = None; import {module}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert said in done.stderr.splitlines()[-1]
+    assert "carryclip[" not in done.stderr, "no index has it"
+
+
+def test_without_lightning_its_callback_says_what_to_install():
+    hidden = "sys.modules['lightning'] = sys.modules['lightning.pytorch'] = sys.modules['pytorch_lightning'] = None"
+    code = f"import sys; {hidden}; import carryclip.integrations.lightning"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "pip install lightning" in done.stderr.splitlines()[-1]
 
 
 def imports_of(path):

@@ -54,6 +54,7 @@ def everything(net, optimizer, clipper):
                 yield value
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("spoil", [0, 3])
 @pytest.mark.parametrize("region", REGIONS, ids=repr)
@@ -221,6 +222,7 @@ def test_narrow_updates_are_held_in_their_finite_range(dtype):
             assert param.grad.item() == largest
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("carry", [True, False, Capped(5), Gated(), Drip(), Shrunk()], ids=repr)
 @pytest.mark.parametrize("region", [*REGIONS, Norm(0.1, over="group")], ids=repr)
 @pytest.mark.parametrize("fused", [False, True])

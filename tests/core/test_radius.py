@@ -219,6 +219,7 @@ def check(expected, actual, dtype, policy):
         assert any(np.abs(c).max() > 0.0 for row in actual.carries for c in row), "nothing was clipped"
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("over", OVER)
 @pytest.mark.parametrize("rule", FOLLOWING)
@@ -228,6 +229,7 @@ def test_rules_over_all_scopes_with_all_policies_equal_the_reference(backend, ru
     compare(backend, Norm(FOLLOWING[rule], over=over), policy, "float64", 60, missing)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("over", OVER)
 @pytest.mark.parametrize("rule", BOUNDED)
 @pytest.mark.parametrize("backend", ["torch", "torch on a device"])
@@ -235,6 +237,7 @@ def test_bounds_schedules_and_freezing_equal_the_reference(backend, rule, over):
     compare(backend, Norm(BOUNDED[rule], over=over), "drip", "float64", 60)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("policy", ["none", "full", "shrunk"])
 @pytest.mark.parametrize("rule", FOLLOWING)
@@ -275,6 +278,7 @@ def test_groups_may_have_rules_of_their_own(backend, other):
 WEIGHTS = [0.3 * np.random.default_rng(7).standard_normal(shape) for shape in SHAPES]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("over", OVER)
 @pytest.mark.parametrize("host", [None, False], ids=["host", "as on a device"])
@@ -313,6 +317,7 @@ def test_jax_asks_for_the_parameters_if_the_radius_looks_at_them():
 # ---------------------------------------------------------------------- no scale of their own
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("over", ["all", "tensor"])
 @pytest.mark.parametrize("rule", FOLLOWING)
@@ -340,6 +345,7 @@ def test_so_do_radii_of_weights_if_the_weights_grow_as_well(policy):
 # ---------------------------------------------------------------------- accidents of a run
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("host", [None, False], ids=["host", "as on a device"])
 @pytest.mark.parametrize("at", [0, 3, 25], ids="at step {}".format)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -372,6 +378,7 @@ def test_a_bad_batch_teaches_nothing_in_jax():
     assert same([past(*rows)], [past(*rows[:4], spoiled(rows[4]), *rows[4:12], spoiled(rows[12]), *rows[12:])])
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("unscale", [False, True], ids=["step only", "unscale_ first"])
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
 @pytest.mark.parametrize("rule", FOLLOWING)
@@ -428,6 +435,7 @@ def test_micro_batches_teach_only_if_their_step_is_taken(rule):
     assert learned(steps)[0][0] == 40
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("at", [3, 40], ids=["in the warm-up", "later"])
 @pytest.mark.parametrize("carry", [False, Shrunk()], ids=["plain", "shrunk"])
 @pytest.mark.parametrize("over", ["all", "tensor"])
@@ -801,6 +809,7 @@ def carries(region, law, mean, size, steps=3000):
     return total / steps, math.sqrt(1.0 + 0.7**2)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("size", [1, 10, 1000])
 @pytest.mark.parametrize("mean", MEANS)
 @pytest.mark.parametrize("law", LAWS)
@@ -811,6 +820,7 @@ def test_at_two_root_mean_squares_a_full_carry_is_on_average_below_one(law, mean
     assert 0.0 < average <= rms
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("size", [1, 1000])
 @pytest.mark.parametrize("mean", MEANS)
 @pytest.mark.parametrize("law", LAWS)

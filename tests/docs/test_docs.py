@@ -1,6 +1,6 @@
 """The Python in README and docs runs, every example runs, and every public name is documented."""
 
-import ast
+import csv
 import importlib
 import importlib.util
 import json
@@ -14,24 +14,30 @@ from types import SimpleNamespace
 
 import figures
 import published
+import pyarrow.parquet
 import pytest
 import table
 import torch
+import torch.distributed as dist
 
 import carryclip
 import carryclip.optax
 import carryclip.theory
 import carryclip.torch
-from carryclip import CarryClipWarning, Component, Norm
-from carryclip.torch import UClip
+from carryclip import CarryClipWarning
 from carryclip_lab import grid
+from carryclip_lab.analysis.shifts import shifts
+from carryclip_lab.analysis.summary import summarise
+from carryclip_lab.store.export import export
 from carryclip_lab.store.store import Store
+from snippets import snippets
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-ELSEWHERE = ("parallel.md", "frameworks.md")
-"""Pages whose lines need several processes or a trainer: the examples and the tests of each have them."""
-SNIPPETS = [page for page in PAGES if "```python" in page.read_text() and page.name not in ELSEWHERE]
+APART = ("parallel.md", "frameworks.md")
+"""Pages whose snippets need a process group or a trainer; each has a test of its own. Those of docs/howto are whole
+scripts, and run by themselves in test_howto too."""
+SNIPPETS = [page for page in PAGES if snippets(page) and page.name not in APART]
 
 
 def surroundings():
@@ -50,7 +56,6 @@ def surroundings():
 
     second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
     return {
-        "torch": torch,
         "model": model,
         "other_model": other_model,
         "optimizer": optimizer,
@@ -67,9 +72,6 @@ def surroundings():
         "writer": SimpleNamespace(add_scalar=lambda name, value, step: float(value)),
         "make": lambda: (model, torch.optim.SGD([{"params": part.parameters()} for part in model], lr=0.01)),
         "saved": {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
-        "Component": Component,
-        "Norm": Norm,
-        "UClip": UClip,
     }
 
 
@@ -80,17 +82,56 @@ def test_snippets_run(page, monkeypatch):
     names = surroundings()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CarryClipWarning)
-        for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        for block in snippets(page):
             exec(compile(block, str(page), "exec"), names)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name in ELSEWHERE], ids=lambda page: page.name)
-def test_snippets_that_need_more_name_what_exists(page):
-    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
-        for node in ast.walk(ast.parse(block)):
-            if isinstance(node, ast.ImportFrom) and node.module.startswith("carryclip"):
-                module = importlib.import_module(node.module)
-                assert all(hasattr(module, name.name) for name in node.names)
+def test_no_page_with_snippets_is_left_out():
+    written = {page for page in PAGES if "```python" in page.read_text(encoding="utf-8")}
+    assert written == {*SNIPPETS, *(page for page in PAGES if page.name in APART)}
+    assert sum(page.read_text(encoding="utf-8").count("```python") for page in PAGES) == sum(
+        len(snippets(page)) for page in PAGES
+    )
+
+
+def test_snippets_about_trainers_run(tmp_path):
+    """Each is a whole script; one process for all, because trainers take long to import and change global settings."""
+    blocks = snippets(ROOT / "docs" / "frameworks.md")
+    assert len(blocks) == 4
+    script = "import json, sys\nfor block in json.load(sys.stdin):\n    exec(block, {'__name__': '__main__'})\n"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        input=json.dumps(blocks),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "CarryClipWarning" not in done.stderr
+
+
+@pytest.fixture
+def alone():
+    """A process group of this process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_snippets_about_many_processes_run(alone, tmp_path, monkeypatch):
+    """All but DeepSpeed's, whose engine test_deepspeed starts. What makes an optimizer starts from a fresh model."""
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", CarryClipWarning)
+        for block in snippets(ROOT / "docs" / "parallel.md"):
+            if "model.parameters()" in block:
+                names["model"] = torch.nn.Linear(4, 2)
+            if "import deepspeed" not in block:
+                exec(compile(block, "parallel.md", "exec"), names)
+    assert "zero" in names
 
 
 # The other examples have a test of their own below.
@@ -210,6 +251,36 @@ def test_results_come_from_the_published_runs(page):
     text = page.read_text(encoding="utf-8")
     assert "<!-- results: " in text
     assert published.filled(page) == text, "run: python benchmarks/published.py --write"
+
+
+def test_a_store_with_the_published_runs_is_what_was_published(tmp_path):
+    folder = published.FOLDERS["slice"]
+    published.restore(folder, str(tmp_path / "again.sqlite"))
+    with Store(tmp_path / "again.sqlite", create=False) as store:
+        store.check()
+        export(store, tmp_path)
+    rows = [
+        list(csv.DictReader((place / "runs.csv").read_text(encoding="utf-8").splitlines()))
+        for place in (folder, tmp_path)
+    ]
+    assert len(rows[0]) == 8
+    assert [{key: row[key] for key in rows[0][0]} for row in rows[1]] == rows[0]
+    epochs = [pyarrow.parquet.read_table(place / "epochs.parquet").to_pylist() for place in (folder, tmp_path)]
+    assert [{key: row[key] for key in epochs[0][0]} for row in epochs[1]] == epochs[0]
+
+
+def test_the_readme_says_of_the_claims_what_the_published_runs_say():
+    said = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    adam = {}
+    for folder, study in (("claims", "cifar10-claims"), ("results", "cifar10-small")):
+        found = published.records(published.FOLDERS[folder])[study]
+        (summary,) = summarise(study, study, "paper", found, lambda run: [])
+        (adam[folder],) = [
+            shift for shift in shifts(summary) if (shift.cell.setting.optimizer, shift.cell.batch) == ("adam", 50)
+        ]
+    assert f"U-Clip with Adam at batch 50 is {adam['claims'].answer}, as the paper says" in said
+    assert "it is slower" in said
+    assert adam["results"].cell.median > adam["results"].base.median
 
 
 def helper(name):

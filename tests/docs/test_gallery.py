@@ -1,6 +1,7 @@
 """The gallery has every example, and shows what they print and draw."""
 
 import re
+import sys
 import warnings
 from pathlib import Path
 
@@ -23,6 +24,29 @@ def test_every_example_is_in_the_gallery():
 def test_the_gallery_names_no_example_that_is_gone():
     for name in re.findall(r"examples/([\w.-]+)", TEXT):
         assert (ROOT / "examples" / name).exists(), name
+
+
+PACKAGES = {"sklearn": "scikit-learn", "stable_baselines3": "stable-baselines3", "numpy": "NumPy"}
+BROUGHT = {
+    "torch": {"NumPy"},
+    "transformers": {"torch"},
+    "lightning": {"torch"},
+    "jax": {"NumPy"},
+    "gymnasium": {"NumPy"},
+}
+"""What a package, or carryclip itself, brings along."""
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_examples_import_no_more_than_the_gallery_says(path):
+    (stated,) = re.findall(rf"examples/{path.name}` \((.*?)\)", TEXT)
+    packages = set(re.findall(r"`([\w-]+)`", stated)) | {"NumPy"}
+    packages |= {each for package in packages for each in BROUGHT.get(package, ())}
+    found = {
+        name.partition(".")[0] for name in re.findall(r"^(?:import|from) ([\w.]+)", path.read_text(), re.MULTILINE)
+    }
+    for name in found - set(sys.stdlib_module_names) - {"carryclip"}:
+        assert PACKAGES.get(name, name) in packages, f"{path.name} imports {name}; the gallery says {stated}"
 
 
 @pytest.mark.parametrize("name", ["one_line.py", "which_radius.py"])

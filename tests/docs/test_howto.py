@@ -6,22 +6,23 @@ from pathlib import Path
 
 import pytest
 
+from snippets import snippets
+
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted((DOCS / "howto").glob("*.md"))
 SNIPPETS = [
-    pytest.param(block, id=f"{page.stem}-{number}")
-    for page in PAGES
-    for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL))
+    pytest.param(block, id=f"{page.stem}-{number}") for page in PAGES for number, block in enumerate(snippets(page))
 ]
 
 
 def test_the_pages_have_snippets():
-    assert len(PAGES) == 5
-    assert len(SNIPPETS) == 11
+    assert len(PAGES) == 6
+    assert len(SNIPPETS) == 13
 
 
 @pytest.mark.parametrize("block", SNIPPETS)
-def test_snippets_run_by_themselves(block, capsys):
+def test_snippets_run_by_themselves(block, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # what they save
     with warnings.catch_warnings():
         # TensorBoard, protobuf and orbax have deprecations of their own; ours must stay silent.
         warnings.simplefilter("ignore", DeprecationWarning)

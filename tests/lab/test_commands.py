@@ -1,6 +1,7 @@
 """Studies from the command line, and what the commands say of bad input."""
 
 import csv
+import errno
 import json
 import re
 import subprocess
@@ -10,7 +11,10 @@ from dataclasses import replace
 import pyarrow.parquet
 import pytest
 
+from carryclip_lab import cli, grid
 from carryclip_lab.grid import Study
+from carryclip_lab.spec import Spec
+from carryclip_lab.store.database import StoreError
 from carryclip_lab.store.store import Store
 
 STUDY = """
@@ -30,6 +34,9 @@ typical = 2.5
 region = "Norm(0.5)"
 carry = "full"
 """
+
+
+SPEC = Spec(task="digits", optimizer="sgd", lr=0.1, batch=16, epochs=3, seed=0)
 
 
 def run(*arguments, cwd):
@@ -59,6 +66,8 @@ def test_a_part_of_a_study_then_the_rest(tmp_path):
         done = [record.spec for record in store.records("tiny") if record.state == "done"]
         assert store.progress("tiny")["waiting"] == 6
     assert {(spec.lr, spec.label) for spec in done} == {(0.1, "U-Clip")}
+    assert "2 of 2 runs" in out
+    assert "(the study has 6 more)" in out
     assert len(done) == 2
 
 
@@ -70,6 +79,63 @@ def test_status_counts_and_is_light(place):
         "import sys; import carryclip_lab.commands.status; print({'torch', 'numpy', 'matplotlib'} & set(sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
+
+
+def test_studies_are_listed_with_what_only_can_choose(place):
+    code, out = run("studies", cwd=place)
+    assert code == 0
+    assert all(name in out for name in (*grid.names(), "aliasing", "corrupted-rank"))
+    code, out = run("studies", "tiny.toml", cwd=place)
+    assert code == 0
+    assert re.search(r"lr +0\.1, 0\.01", out)
+    assert "task" not in out  # the same in all runs
+
+
+def test_programs_read_the_same_as_json(place):
+    said = {}
+    for words in ("studies tiny.toml", "status --store a.sqlite", "plan tiny.toml --store a.sqlite", "doctor"):
+        command = [sys.executable, "-m", "carryclip", *words.split(), "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=place, check=True)
+        said[words.split()[0]] = json.loads(done.stdout)
+    assert said["studies"]["studies"][0]["choices"]["lr"] == [0.1, 0.01]
+    assert (
+        said["status"]["studies"][0]["counts"]["reached"] + said["status"]["studies"][0]["counts"]["not_reached"] == 8
+    )
+    assert [said["plan"]["studies"][0][key] for key in ("study", "runs", "done")] == ["tiny", 8, 8]
+    assert said["doctor"]["checks"]["torch"]["outcome"] == "works"
+
+
+def test_status_says_that_nothing_failed(place):
+    code, out = run("status", "--failed", "--store", "a.sqlite", cwd=place)
+    assert code == 0
+    assert "No run of a.sqlite has failed." in out
+
+
+def test_a_full_disk_is_named(place, tmp_path, monkeypatch, capsys):
+    """SQLite's own error, as it comes when no page can be added to the file."""
+    (copy := tmp_path / "b.sqlite").write_bytes((place / "a.sqlite").read_bytes())
+    study = Study("big", "for tests", "smoke", tuple(replace(SPEC, seed=seed) for seed in range(2000)))
+
+    def add():
+        with Store(copy) as store:
+            store._db.execute("PRAGMA max_page_count = 10")
+            store.add(study)
+
+    with pytest.raises(StoreError, match=f"the disk that holds {tmp_path} is full .* MB free") as caught:
+        add()
+    assert "the same command again" in str(caught.value)
+
+    def full(*arguments, **given):
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "report" / "x.pdf"))
+        except OSError:
+            raise AttributeError("of a file that cannot be closed")  # noqa: B904 (as Matplotlib does)
+
+    monkeypatch.setattr(cli, "app", full)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert f"The disk that holds {tmp_path / 'report' / 'x.pdf'} is full." in capsys.readouterr().err
 
 
 def test_watching_ends_when_all_is_done(place):
@@ -158,8 +224,13 @@ def test_the_report_judges_and_records(place):
         (["reproduce", "bad.toml"], "there is no 'optimiser'; did you mean 'optimizer'?"),
         (["reproduce", "tiny.toml", "--only", "batchsize=3"], "there is no 'batchsize'; did you mean 'batch'?"),
         (["reproduce", "tiny.toml", "--only", "batch"], "--only wants field=value"),
-        (["reproduce", "tiny.toml", "--only", "batch=3"], "No run is left"),
-        (["reproduce", "tiny.toml", "--only", "region=Nrom(0.5)"], "did you mean Norm?"),
+        (["reproduce", "tiny.toml", "--only", "batch=3"], "No run is left by --only: none has batch 3; there are 128."),
+        (["reproduce", "tiny.toml", "--only", "optimizer=sgdd"], "did you mean 'sgd'?"),
+        (["reproduce", "tiny.toml", "--only", "carry=full", "--only", "region=None"], "none with all of them"),
+        (["reproduce", "theroy"], "did you mean 'theory'?"),
+        (["reproduce", "tiny.toml", "bias"], "bias is a figure of the theory"),
+        (["studies", "evidence-smal"], "did you mean 'evidence-small'?"),
+        (["reproduce", "tiny.toml", "--only", "region=Nrom(0.5)"], "did you mean 'Norm'?"),
         (["reproduce", "tiny.toml", "--store", "tiny.toml"], "cannot be opened as a store"),
         (["reproduce", "tiny.toml", "--workers", "0"], "--workers must be at least 1"),
         (["reproduce", "tiny.toml", "--threads", "0"], "--threads must be at least 1"),

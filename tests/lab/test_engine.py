@@ -37,13 +37,13 @@ import sys
 from pathlib import Path
 from rich.console import Console
 from carryclip_lab import grid
-from carryclip_lab.engine.settings import Options
+from carryclip_lab.engine.settings import Setting
 from carryclip_lab.engine.supervise import supervise
 
 if __name__ == "__main__":
     # A shell that starts these tests in the background lets them, and all they start, ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    options = Options(**eval(sys.argv[3]))
+    options = Setting(**eval(sys.argv[3]))
     sys.exit(supervise([grid.load(sys.argv[1])], Path(sys.argv[2]), options, Console()))
 """
 
@@ -110,29 +110,51 @@ def test_a_study_runs_to_its_end_and_a_second_time_has_nothing_to_do(tmp_path, s
     assert rows(tmp_path / "a.sqlite") == found
 
 
+WRONG = {
+    "fail": ("crashed", "LookupError: no such <radius>"),
+    "segfault": ("crashed", "SIGSEGV"),
+    "leave": ("crashed", "SystemExit: usage"),
+    "devour": ("oom", "allocate"),
+}
+
+
+def faulty(folder, methods, **options):
+    """Exit code, output and, by method and seed, what became of a study in which seed 1 of each method goes wrong."""
+    grids = "".join(f'[[grid]]\nmethod = "faulty_methods:{name}"\n' for name in methods)
+    study = study_file(folder, f"seed = [0, 1, 2]\nepochs = 2\n{grids}")
+    code, out = run_study(folder, study, folder / "a.sqlite", **options)
+    with Store(folder / "a.sqlite") as store:
+        return code, out, {(record.spec.label, record.spec.seed): record for record in store.records("study")}
+
+
+@pytest.fixture(scope="module")
+def wrong(tmp_path_factory):
+    return faulty(tmp_path_factory.mktemp("wrong"), WRONG, memory=3.0)
+
+
+@pytest.mark.parametrize("method", WRONG)
+def test_what_goes_wrong_is_an_outcome_and_the_rest_finishes(wrong, method):
+    code, out, records = wrong
+    outcome, told = WRONG[method]
+    assert [records[method, seed].outcome for seed in range(3)] == ["not_reached", outcome, "not_reached"], out
+    message = records[method, 1].message
+    assert told in message
+    assert code == 1
+    if method == "fail":
+        assert "Traceback" in message
+        assert 'File "faulty_methods.py", line' in message
+        assert str(Path.cwd()) not in message
+
+
 @pytest.mark.parametrize(
-    ("method", "outcome", "told", "options"),
-    [
-        ("nan", "diverged", "not finite", {}),
-        ("fail", "crashed", "LookupError: no such <radius>", {}),
-        ("segfault", "crashed", "SIGSEGV", {}),
-        ("leave", "crashed", "SystemExit: usage", {}),
-        ("hang", "timeout", "Stopped after 20 s", {"timeout": 20.0}),
-        ("devour", "oom", "allocate", {"memory": 3.0}),
-    ],
+    ("method", "outcome", "told", "options", "exit_code"),
+    [("nan", "diverged", "not finite", {}, 0), ("hang", "timeout", "Stopped after 20 s", {"timeout": 20 / 3600}, 1)],
 )
-def test_what_goes_wrong_is_an_outcome_and_the_rest_finishes(tmp_path, method, outcome, told, options):
-    text = f'seed = [0, 1, 2]\nepochs = 2\n[[grid]]\nmethod = "faulty_methods:{method}"\n'
-    code, out = run_study(tmp_path, study_file(tmp_path, text), tmp_path / "a.sqlite", **options)
-    with Store(tmp_path / "a.sqlite") as store:
-        records = list(store.records("study"))
-    assert [record.outcome for record in records] == ["not_reached", outcome, "not_reached"]
-    assert told in records[1].message
-    assert code == (0 if outcome == "diverged" else 1), out
-    if outcome == "crashed" and method == "fail":
-        assert "Traceback" in records[1].message
-        assert 'File "faulty_methods.py", line' in records[1].message
-        assert str(Path.cwd()) not in records[1].message
+def test_a_result_is_no_failure_and_running_out_of_time_is(tmp_path, method, outcome, told, options, exit_code):
+    code, out, records = faulty(tmp_path, [method], **options)
+    assert [records[method, seed].outcome for seed in range(3)] == ["not_reached", outcome, "not_reached"], out
+    assert told in records[method, 1].message
+    assert code == exit_code, out
 
 
 def test_no_method_stops_the_others(tmp_path):
@@ -141,7 +163,7 @@ def test_no_method_stops_the_others(tmp_path):
     wrong["vanish"] = "The worker process died of exit code 0."
     grids = "".join(f'[[grid]]\nmethod = "faulty_methods:{name}"\n' for name in wrong)
     study = study_file(tmp_path, f"seed = [0, 1]\nepochs = 1\n{grids}")
-    code, out = run_study(tmp_path, study, tmp_path / "a.sqlite", timeout=120.0, workers=1)
+    code, out = run_study(tmp_path, study, tmp_path / "a.sqlite", timeout=120 / 3600, workers=1)
     with Store(tmp_path / "a.sqlite") as store:
         ends = {(record.spec.label, record.spec.seed): record for record in store.records("study")}
     for name, told in wrong.items():
@@ -343,8 +365,7 @@ def test_processes_that_work_together_say_what_they_leave_to_others(tmp_path, sm
     with Store(tmp_path / "a.sqlite") as store:
         store.add(grid.load(small))
         assert len(store.take("study", "someone elsewhere", limit=8)) == 8
-    options = Options(engine="torchrun")
-    assert supervise([grid.load(small)], tmp_path / "a.sqlite", options, Console(), team=Team()) == 1
+    assert supervise([grid.load(small)], tmp_path / "a.sqlite", Options(), Console(), team=Team()) == 1
     assert "8 runs are not done" in " ".join(capsys.readouterr().out.split())
 
 

@@ -1,6 +1,7 @@
 """Disks that lie, fill up or lose files: what was seen is kept, or its loss is noticed and said."""
 
 import contextlib
+import itertools
 import os
 import random
 import resource
@@ -8,11 +9,13 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import tomllib
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 
 from carryclip_lab.cli import app
 from carryclip_lab.grid import Study
@@ -376,3 +379,27 @@ def test_a_folder_that_cannot_be_written_is_said_at_once(tmp_path, capsys):
     assert (code, "There is no store" in told) == (2, True)
     with pytest.raises(StoreError, match="cannot be opened as a store"):
         Store(tmp_path / "link")
+
+
+# ---------------------------------------------------------------------- what is installed
+
+HOLES = {
+    "torch": "2.9.1",  # its weights_only loader runs code
+    "ray": "2.51.0",  # whoever reaches the dashboard runs code
+    "pillow": "11.2.1",  # an overflow in reading images
+    "jinja2": "3.1.5",  # a way out of its sandbox
+    "lightning": "2.6.2",  # published by an intruder
+}
+
+
+@pytest.mark.parametrize(("package", "version"), HOLES.items())
+def test_versions_with_known_holes_are_not_installed(package, version):
+    root = Path(__file__).parents[2]
+    declared = []
+    for file in ("pyproject.toml", "lab/pyproject.toml"):
+        project = tomllib.loads((root / file).read_text(encoding="utf-8"))["project"]
+        declared += [*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())]
+    floors = [found for found in map(Requirement, declared) if found.name == package]
+    assert any(version not in found.specifier for found in floors)
+    pinned = (root / "constraints.txt").read_text(encoding="utf-8").split()
+    assert f"{package}=={version}" not in pinned

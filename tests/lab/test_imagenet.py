@@ -393,7 +393,7 @@ def test_a_study_that_is_killed_goes_on(ranks, tmp_path, processes):
     data, store = folder(tmp_path / "data", train=40), tmp_path / "s.sqlite"
     study = tmp_path / "pair.toml"
     study.write_text(LEARNING)
-    (spec,) = read(LEARNING, "pair.toml").with_settings("imagenet", look_through(data).settings).specs
+    (spec,) = read(LEARNING, "pair.toml").with_data(str(data), make=False).specs
     words = [*reproduce(tmp_path, study, data, processes), "--keep"]
     pause = random.Random(processes).uniform
     interrupt(words, store, signal.SIGKILL, pause(0.0, 0.1))

@@ -104,7 +104,7 @@ def quiet(tmp_path_factory):
 
 @pytest.mark.parametrize("kill", [False, True])
 def test_a_cluster_of_two_nodes_gives_the_same_rows(tmp_path, quiet, kill):
-    pytest.importorskip("ray", reason="the cluster engine is an extra: pip install 'carryclip[ray]'")
+    pytest.importorskip("ray", reason="the cluster engine is an extra: in a clone, pip install './lab[ray]'")
     code, out = run_study(tmp_path, tmp_path / "a.sqlite", engine="ray", kill=kill)
     assert code == 0, out
     assert ("killed a node" in out) == kill, out
@@ -133,7 +133,7 @@ if __name__ == "__main__":
 
 
 def test_a_cluster_that_is_started_here_listens_here_alone(tmp_path):
-    pytest.importorskip("ray", reason="the cluster engine is an extra: pip install 'carryclip[ray]'")
+    pytest.importorskip("ray", reason="the cluster engine is an extra: in a clone, pip install './lab[ray]'")
     given = {name: value for name, value in ENVIRONMENT.items() if not name.startswith("RAY_A")}
     command = [sys.executable, "-c", LISTENING]
     done = subprocess.run(command, env=given, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
@@ -141,11 +141,11 @@ def test_a_cluster_that_is_started_here_listens_here_alone(tmp_path):
 
 
 def test_what_goes_wrong_on_a_cluster_is_an_outcome_too(tmp_path):
-    pytest.importorskip("ray", reason="the cluster engine is an extra: pip install 'carryclip[ray]'")
+    pytest.importorskip("ray", reason="the cluster engine is an extra: in a clone, pip install './lab[ray]'")
     head, _, _ = STUDY.partition("[[grid]]")
     methods = "".join(f'[[grid]]\nmethod = "faulty_methods:{name}"\n' for name in ("nan", "fail", "segfault", "hang"))
     study = head.replace("[0, 1, 2]", "[0, 1]").replace("epochs = 5", "epochs = 1") + methods
-    code, out = run_study(tmp_path, tmp_path / "a.sqlite", study, engine="ray", timeout=30.0)
+    code, out = run_study(tmp_path, tmp_path / "a.sqlite", study, engine="ray", timeout=30 / 3600)
     with Store(tmp_path / "a.sqlite") as store:
         found = {record.spec.label: record for record in store.records("study") if record.spec.seed == 1}
         others = {record.outcome for record in store.records("study") if record.spec.seed == 0}

@@ -59,7 +59,7 @@ def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("report")
     own = {"optimizer": "sgd", "batch": 5, "lr": 0.1, "epochs": 9, "seed": 0, "task": "digits"}
     with Store(made / "runs.sqlite") as store:
-        fill(store, Study("small", "Small", "small", tuple(specs(examples=2000))), leave=4)
+        fill(store, Study("small", "Small", "small", tuple(specs())), leave=4)
         fill(store, Study("smoke", "Smoke", "smoke", tuple(specs(task="digits"))))
         odd = Study(HOSTILE, ATTACK, "smoke", (Spec(**own), Spec(**own, method=f"{ATTACK}:f")))
         fill(store, odd, crash=f"RuntimeError: {ATTACK}")
@@ -167,7 +167,7 @@ def test_figures_are_there_to_see(visit):
     sizes = page.eval_on_selector_all(
         "figure img", "all => all.map((image) => [image.naturalWidth, image.naturalHeight, image.clientWidth])"
     )
-    assert len(sizes) == 8 + 5 + 5 + 1 + 1  # the theory's, two studies', and what two runs have to show
+    assert len(sizes) == 10 + 5 + 5 + 1 + 1  # the theory's, two studies', and what two runs have to show
     assert all(min(size) > 100 for size in sizes)
     assert page.locator("figure img:not([alt])").count() == 0
 
@@ -283,7 +283,7 @@ def test_hostile_text_stays_text(visit):
     assert ATTACK in page.locator("#runs-table tbody").inner_text()
     page.locator(".crashed summary").click()
     assert page.locator(".crashed pre").inner_text() == f"RuntimeError: {ATTACK}"
-    assert ATTACK in page.locator("main h2").all_inner_texts()[-2]
+    assert ATTACK in page.locator("main h2").all_inner_texts()[-3]  # before the theory and the runs
     assert page.evaluate("window.attacked") is None
     assert page.locator("img[src='x']").count() == 0
 
@@ -300,6 +300,58 @@ def test_the_page_fits_a_phone(visit):
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
+def test_panels_stand_below_each_other_on_a_phone(visit):
+    page = visit(viewport={"width": 390, "height": 844})
+    picture = page.locator("#theory-aliasing .picture")
+    lines = picture.locator(".strip")
+    boxes = [lines.nth(number).bounding_box() for number in range(lines.count())]
+    assert len(boxes) == 2
+    assert boxes[1]["y"] >= boxes[0]["y"] + boxes[0]["height"]
+    assert all(box["width"] > 300 for box in boxes)
+    assert not picture.locator("> img").is_visible()
+    page.set_viewport_size({"width": 1280, "height": 900})
+    assert picture.locator("> img").is_visible()
+    assert lines.count() == 0
+
+
+def test_the_first_screen_says_what_it_is_and_what_came_out(visit):
+    page = visit(viewport={"width": 1280, "height": 900})
+    assert "gradient clipping that keeps what it cuts off" in page.locator("header").inner_text()
+    for words in ("ahead of plain clipping in", "batch 500"):
+        assert page.get_by_text(words).first.bounding_box()["y"] < 900
+    order = [page.locator(name).bounding_box()["y"] for name in ("#results", "#claims", "#small", "#theory", "#runs")]
+    assert order == sorted(order)
+
+
+def test_claims_without_runs_are_folded(visit):
+    page = visit()
+    row = page.locator("#waiting tr[data-verdict]").first
+    assert page.locator("#claims > table [data-verdict='not run at this size']").count() == 0
+    assert not row.is_visible()
+    page.click(".chip[data-verdict='not run at this size']")
+    assert row.is_visible()
+
+
+def test_what_is_chosen_is_in_the_address(visit):
+    page = visit()
+    page.select_option("#runs-outcome", label="crashed")
+    page.click("#runs-table th button:has-text('epochs')")
+    page.click("#runs-table th button:has-text('epochs')")
+    page.click(".chip[data-verdict='contradicted']")
+    assert "outcome=crashed" in page.url
+    other = visit()
+    other.goto(page.url)
+    other.reload()  # a browser that has the page already only scrolls
+    assert other.locator("#runs-count").inner_text() == page.locator("#runs-count").inner_text()
+    assert other.locator("#runs-outcome option:checked").inner_text() == "crashed"
+    assert other.locator("#runs-table th[aria-sort='descending']").inner_text() == "epochs ▼"
+    assert other.locator(".chip[aria-pressed='true']").get_attribute("data-verdict") == "contradicted"
+    other.click(".filters button[type='reset']")
+    other.click("#runs-table th button:has-text('epochs')")
+    other.click(".chip[data-verdict='contradicted']")
+    other.wait_for_function("!location.hash.includes('outcome')")
+
+
 # ---------------------------------------------------------------------- parts
 
 
@@ -312,7 +364,7 @@ def test_a_study_with_nothing_to_say_is_silent_if_another_speaks():
     paper = Section("paper", "paper", "", "paper", claims=[line("C1", "paper"), line("C5", "paper", "")])
     theory = Section("theory", "theory", "", "paper", claims=[line("T1", "paper")])
     told = [(claim.id, section.name) for claim, section in lines([small, paper, theory])]
-    assert told == [("T1", "theory"), ("C1", "paper"), ("C1", "small"), ("C5", "small")]
+    assert told == [("C1", "paper"), ("C1", "small"), ("C5", "small"), ("T1", "theory")]
 
 
 def test_the_environment_is_told_once():

@@ -36,6 +36,8 @@ def test_an_id_changes_with_every_field():
         "carry": "none",
         "examples": 100,
         "target": 0.9,
+        "floors": "5:0.2",
+        "brief": True,
     }
     ids = {dataclasses.replace(base, **{key: value}).id for key, value in changes.items()}
     own = Spec(**GIVEN, method="module:function").id
@@ -53,6 +55,14 @@ def test_ids_stay_what_they_are():
     assert Spec(**GIVEN, region="Norm(0.5)", carry="full").id == "d64ca0232733425a"
 
 
+def test_what_came_later_is_not_written_where_it_is_not_used():
+    plain, used = Spec(**GIVEN), Spec(**GIVEN, floors="20:0.4,5: .2", brief=True)
+    assert not {"floors", "brief"} & plain.values.keys()
+    assert (used.values["floors"], used.values["brief"]) == ("5:0.2, 20:0.4", True)
+    assert used.id == Spec(**GIVEN, floors="5:0.2, 20:0.4", brief=True).id
+    assert [Spec.from_canonical(spec.canonical) for spec in (plain, used)] == [plain, used]
+
+
 def test_regions_and_policies_from_text():
     assert parse("Norm(0.5)") == Norm(0.5)
     assert policy_of("Gated(cap=10)") == Gated(cap=10)
@@ -66,6 +76,12 @@ BAD = [
     ({"batch": 1.5}, "batch must be a whole number"),
     ({"target": 1.5}, "target must be a number above 0 up to 1"),
     ({"task": "cifar"}, "there is no task 'cifar'; did you mean 'cifar10'"),
+    ({"floors": "5"}, "floors must be like '10:0.25, 20:0.4'"),
+    ({"floors": [5, 0.2]}, "floors must be like"),
+    ({"floors": "5:0.2, 5:0.3"}, "each after another epoch"),
+    ({"floors": "5:1.5"}, "accuracies between 0 and 1"),
+    ({"brief": 1}, "brief must be true or false"),
+    ({"task": "softmax", "brief": True}, "floors and brief are for runs to a target, and softmax has none"),
     ({"optimizer": "adamm"}, "did you mean 'adam'"),
     ({"region": "Norn(0.5)"}, "there is no Norn; did you mean 'Norm'"),
     ({"region": "Norm(-1)"}, "Norm: radius must be above 0"),
@@ -176,7 +192,7 @@ def test_a_bad_study_is_told_what_is_wrong(text, message):
 
 
 def test_an_unknown_study_is_told_which_there_are(tmp_path):
-    with pytest.raises(ValueError, match="there are cifar10-paper"):
+    with pytest.raises(ValueError, match="there are cifar10-claims"):
         grid.load("cifar")
     with pytest.raises(ValueError, match="There is no study file"):
         grid.load(tmp_path / "mine.toml")

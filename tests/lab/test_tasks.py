@@ -1,19 +1,24 @@
 """What is trained: the paper's network and initial weights, the data, and a step that does not depend on its parts."""
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
+import pyarrow.csv
+import pyarrow.parquet
 import pytest
 import torch
 
 from carryclip_lab.data.cifar10 import DataError, load_cifar10
 from carryclip_lab.engine import training
+from carryclip_lab.grid import load
 from carryclip_lab.problem import Run
-from carryclip_lab.spec import Spec
+from carryclip_lab.spec import Spec, floors_of
 from carryclip_lab.task import Place
 from carryclip_lab.tasks import _images, cifar10
 from carryclip_lab.tasks.digits import Digits
 
+EXPERIMENTS = Path(__file__).parents[2] / "docs" / "experiments"
 GIVEN = {"task": "digits", "optimizer": "sgd", "lr": 0.1, "batch": 100, "epochs": 3, "seed": 0}
 
 
@@ -113,6 +118,66 @@ def test_a_run_is_over_when_the_target_is_reached():
     assert end.outcome == "reached"
     assert end.reached == len(epochs) == epochs[-1].epoch < 30
     assert epochs[-2].train_accuracy < 0.9 <= epochs[-1].train_accuracy
+
+
+def test_a_brief_run_is_the_same_but_for_accuracies_that_miss_the_target():
+    spec = Spec(**{**GIVEN, "epochs": 30, "target": 0.9})
+    *whole, end = training.train(spec)
+    *brief, other = training.train(dataclasses.replace(spec, brief=True))
+    assert end == other
+    assert len(whole) > 1
+    assert [epoch.train_accuracy for epoch in brief] == [None] * (len(brief) - 1) + [whole[-1].train_accuracy]
+    told = [dataclasses.replace(epoch, train_accuracy=None, seconds=None) for epoch in whole]
+    assert [dataclasses.replace(epoch, train_accuracy=None, seconds=None) for epoch in brief] == told
+
+
+def test_the_last_epoch_of_a_brief_run_is_measured_whole():
+    *epochs, end = training.train(Spec(**GIVEN, brief=True))
+    assert end.outcome == "not_reached"
+    assert [epoch.train_accuracy is not None for epoch in epochs] == [False, False, True]
+
+
+def test_measuring_ends_as_soon_as_the_target_is_out_of_reach():
+    labels = torch.tensor([0, 0, 1, 0])  # a network that says 0 always is right on three of four
+    seen = []
+
+    class Zero(torch.nn.Module):
+        def forward(self, images):
+            seen.append(len(images))
+            return torch.tensor([[1.0, 0.0]]).expand(len(images), -1)
+
+    images = torch.zeros(4, 1)
+    assert _images.accuracy_of(Zero(), images, labels, 1, 0.75) == 0.75
+    assert len(seen) == 4
+    assert _images.accuracy_of(Zero(), images, labels, 1, 0.76) is None
+    assert len(seen) == 7
+
+
+def test_a_run_below_its_floor_is_given_up():
+    whole = list(training.train(Spec(**{**GIVEN, "epochs": 4})))
+    second = whole[1].running_accuracy
+    low, high = (f"2:{second + change:.6f}" for change in (-1e-3, 1e-3))
+    assert list(training.train(Spec(**{**GIVEN, "epochs": 4}, floors=low)))[-1].message is None
+    *epochs, end = training.train(Spec(**{**GIVEN, "epochs": 4}, floors=high))
+    assert (end.outcome, len(epochs)) == ("not_reached", 2)
+    assert end.message.startswith(f"Given up: running accuracy {second:.3f} after epoch 2 is below ")
+
+
+def test_the_floors_of_the_claims_would_have_stopped_no_run_that_arrived():
+    """Of the published runs on the same images, at the same share of the epochs that each had."""
+    floors = floors_of(str(load("cifar10-claims").specs[0].floors))
+    arrived = 0
+    for folder in ("slice", "results"):
+        runs = pyarrow.csv.read_csv(EXPERIMENTS / folder / "runs.csv").to_pylist()
+        epochs = pyarrow.parquet.read_table(EXPERIMENTS / folder / "epochs.parquet").to_pylist()
+        running = {(epoch["run"], epoch["epoch"]): epoch["running_accuracy"] for epoch in epochs}
+        for run in runs:
+            if run["outcome"] == "reached":
+                arrived += 1
+                for epoch, floor in floors.items():
+                    at = epoch * run["epochs"] // 40
+                    assert at >= run["reached"] or running[run["run"], at] > floor
+    assert arrived > 100
 
 
 def test_a_run_that_diverges_ends_there():

@@ -3,15 +3,17 @@
 import csv
 import json
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from carryclip import cli
 from carryclip.theory import calculator
+from carryclip_lab import cli
 from carryclip_lab.theory_figures import claims, regret, sweeps
 from carryclip_lab.theory_figures.main import ALONE, STUDIES, main
 from carryclip_lab.theory_figures.study import Scale, side_by_side, slope
@@ -25,6 +27,8 @@ def test_a_study_leaves_figure_caption_and_numbers(name, tmp_path, capsys):
     files = {path.suffix: path for path in tmp_path.iterdir()}
     judged = json.loads(files.pop(".json").read_text(encoding="utf-8"))
     assert judged["setting"]["seeds"] == 40
+    page = files.pop(".html").read_text(encoding="utf-8")
+    assert files[".txt"].read_text(encoding="utf-8").split()[0] in page
     assert set(files) == {".png", ".svg", ".pdf", ".csv", ".txt"}
     assert all(path.stem == name and path.stat().st_size > 500 for path in files.values() if path.suffix != ".txt")
     caption = files[".txt"].read_text(encoding="utf-8")
@@ -37,6 +41,40 @@ def test_a_study_leaves_figure_caption_and_numbers(name, tmp_path, capsys):
     assert "Open" in said
     if name in ("aliasing", "quadratics", "bias", "carry-bounds", "adaptive-bounds", "regret"):
         assert "not run at this" in said
+
+
+def test_figures_that_were_stopped_go_on(tmp_path):
+    small = ["--steps", "400", "--seeds", "40", "--points", "5", "--out", "figures"]
+    # A shell lets what it starts in the background ignore Ctrl-C, tests among them.
+    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    start = f"{heed}; from carryclip.cli import main; main()"
+    line = [sys.executable, "-c", start, "reproduce", "theory", *small]
+    going = subprocess.Popen(line, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    while not (tmp_path / "figures" / "unfinished.json").exists():
+        assert going.poll() is None, going.communicate()[0]
+        time.sleep(0.02)
+    going.send_signal(signal.SIGINT)
+    said, _ = going.communicate()
+    assert going.returncode == 130, said
+    assert "Traceback" not in said
+    assert "To go on: the same command again." in said
+    assert "of 10 figures" in said
+    again = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "done before" in again.stdout
+    page = (tmp_path / "figures" / "figures.html").read_text(encoding="utf-8")
+    assert page.count("<figure") == len(STUDIES)
+    judged = json.loads((tmp_path / "figures" / "claims.json").read_text(encoding="utf-8"))["claims"]
+    assert {claim["id"] for claim in judged} >= {"T1", "T2", "T3", "T4"}
+    assert not (tmp_path / "figures" / "unfinished.json").exists()
+
+
+def test_what_was_begun_at_another_size_is_begun_anew(tmp_path):
+    assert main("bias", SMALL, str(tmp_path)) == 0
+    record = {"setting": {"seeds": 3}, "done": {"bias": []}}
+    (tmp_path / "unfinished.json").write_text(json.dumps(record), encoding="utf-8")
+    (tmp_path / "bias.png").unlink()
+    assert main("bias", SMALL, str(tmp_path)) == 0
+    assert (tmp_path / "bias.png").exists()
 
 
 def test_the_same_seed_draws_the_same_figure(tmp_path):

@@ -173,6 +173,13 @@ def test_verdicts_follow_the_data(speeds, first, second):
     assert (claims["C1"].verdict, claims["C2"].verdict) == (first, second)
 
 
+def test_one_seed_has_no_interval():
+    claim = judged(runs(1))["C2"]
+    assert claim.verdict == "inconclusive"
+    assert "Adam U-Clip 0.60 (one seed) (95 % intervals)" not in claim.ours
+    assert "Adam U-Clip 0.60 (one seed)" in claim.ours
+
+
 def test_two_seeds_are_too_few():
     claims = judged(runs(2))
     assert {claims[name].verdict for name in ("C1", "C2", "C3", "C4")} == {"inconclusive"}
@@ -183,7 +190,7 @@ def test_runs_that_are_not_done_leave_it_open():
     records[0] = seeds(None, optimizer="sgd", batch=5)[0]
     claims = judged(records)
     assert claims["C1"].verdict == "inconclusive"
-    assert claims["C1"].ours.endswith("so far 35 of 36 runs")
+    assert claims["C1"].ours.endswith("so far 35 of 36 runs (left: SGD, batch 5: 1 none)")
     assert claims["C2"].verdict == "holds"  # Adam's are all there
 
 
@@ -193,7 +200,16 @@ def test_before_its_first_run_a_claim_says_so():
     assert (claim.verdict, claim.ours) == ("not run at this size", "CIFAR-10: none of 4 runs is done")
     waiting = [*seeds(None, batch=500), *seeds(8, 9, 9, batch=500, **METHODS["U-Clip"])]
     claim = judged(waiting)["C4"]
-    assert (claim.verdict, claim.ours) == ("inconclusive", "CIFAR-10: nothing to compare yet; so far 3 of 4 runs")
+    told = "CIFAR-10: nothing to compare yet; so far 3 of 4 runs (left: SGD, batch 500: 1 none)"
+    assert (claim.verdict, claim.ours) == ("inconclusive", told)
+
+
+def test_a_part_of_the_images_is_another_size():
+    claims = judged(runs(examples=2000))
+    assert {claim.verdict for claim in claims.values()} == {"not run at this size"}
+    assert claims["C2"].ours.startswith("CIFAR-10, 2,000 examples of 50,000, another size than the paper's: epochs")
+    whole = judged(runs(examples=50_000))["C2"]
+    assert (whole.verdict, "another size" in whole.ours) == ("holds", False)
 
 
 def test_a_claim_needs_its_cells():

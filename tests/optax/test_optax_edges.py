@@ -17,6 +17,7 @@ from carryclip.optax import uclip
 # ---------------------------------------------------------------------- very small and very large radii
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("over", [2.0, 1000.0])
 @pytest.mark.parametrize("radius", [1e-21, 1e-25, 1e-30])
 @pytest.mark.parametrize("every", [0, 1])
@@ -43,6 +44,7 @@ def test_what_is_within_a_tiny_radius_passes(radius):
     assert not jnp.any(state.carry)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("carry", [Gated(), Capped(100)], ids=["gated", "capped"])
 @pytest.mark.parametrize("radius", [1e37, 3e38])
 @pytest.mark.parametrize("every", [0, 1])

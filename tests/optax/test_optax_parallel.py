@@ -49,6 +49,7 @@ def close(one, other, **tolerance):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), **tolerance)
 
 
+@pytest.mark.pairwise(together=1)
 @pytest.mark.parametrize(("region", "carry"), RULES, ids=str)
 def test_aggregate_then_clip_equals_one_device(mesh, region, carry):
     many = aggregate_then_clip(loss, optax.adam(1e-2), mesh, region, carry)
@@ -160,6 +161,7 @@ def test_the_state_is_sharded_as_the_parameters(mesh):
     assert state.carry["w"].sharding.is_equivalent_to(sharding, 2)
 
 
+@pytest.mark.pairwise(together=1)
 @pytest.mark.parametrize(("region", "carry"), RULES, ids=str)
 def test_sharded_parameters_give_the_same_updates(mesh, region, carry):
     """Fully sharded: each device holds a slice of parameters, gradients and carry; the norm still spans all."""

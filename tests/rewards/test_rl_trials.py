@@ -4,11 +4,20 @@ import numpy as np
 import pytest
 import rl
 
+from carryclip_lab.tasks._critic import returns
+
 
 def test_the_tables_of_the_page_come_from_the_committed_runs():
     page = rl.PAGE.read_text(encoding="utf-8")
     assert rl.MARK in page
     assert rl.write_page(rl.read()) == page, "run: python benchmarks/rl.py --write"
+
+
+def test_the_picture_of_the_page_comes_from_the_committed_runs(monkeypatch, tmp_path):
+    committed = rl.PICTURE.read_text(encoding="utf-8")
+    monkeypatch.setattr(rl, "PICTURE", tmp_path / "critics.svg")
+    rl.draw(rl.read())
+    assert rl.PICTURE.read_text(encoding="utf-8") == committed, "run: python benchmarks/rl.py --write"
 
 
 def test_runs_are_those_of_the_plan_and_no_method_is_missing():
@@ -27,7 +36,7 @@ def test_returns_by_hand():
     rewards = np.array([[1.0], [2.0], [4.0], [8.0], [16.0]])
     ends = np.array([[False], [True], [False], [True], [False]])
     cuts = np.array([[False], [False], [False], [True], [False]])
-    told, true, sums = rl.returns(values, rewards, ends, cuts, 0.5)
+    told, true, sums = returns(values, rewards, ends, cuts, 0.5)
     assert told.tolist() == [2.0, 1.0], "neither what was cut off nor what has not ended"
     assert true.tolist() == [2.0, 2.0]
     assert sorted(sums) == [3.0, 12.0]

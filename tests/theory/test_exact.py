@@ -127,12 +127,12 @@ def test_drip_need_not_descend():
 def test_the_number_of_clipped_steps_is_bounded(policy):
     region = Norm(1.0)
     rng = np.random.default_rng(1)
-    hills = Landscape(rng, 200, DIMENSION)
+    hills = Landscape(rng, RUNS, DIMENSION)
     rate = 0.5 / hills.smoothness
-    x, lanes = 3.0 * rng.normal(size=(200, DIMENSION)), Lanes(region, policy, (200, DIMENSION))
+    x, lanes = 3.0 * rng.normal(size=(RUNS, DIMENSION)), Lanes(region, policy, (RUNS, DIMENSION))
     gap = hills.value(x) - hills.least
     given = {"lr": rate, "smoothness": hills.smoothness, "gap": gap, "radius": 1.0}
-    clipped, smallest = np.zeros(200), np.full(200, np.inf)
+    clipped, smallest = np.zeros(RUNS), np.full(RUNS, np.inf)
     steps = 400
     for _ in range(steps):
         gradient = hills.slope(x)
@@ -175,7 +175,7 @@ def test_the_carry_never_raises_the_energy(over):
 def test_momentum_does_not_see_the_carry(region, policy):
     """x - x_raw = eta·EMA(carry) to 1e-12, with what a policy drops added to the gradients."""
     rng = np.random.default_rng(3)
-    rate, momentum, shape = 0.05, 0.9, (500, DIMENSION)
+    rate, momentum, shape = 0.05, 0.9, (RUNS, DIMENSION)
     lanes = Lanes(region, policy, shape)
     x = raw = average = m = m_raw = shadow = np.zeros(shape)
     largest = 0.0
@@ -200,11 +200,11 @@ def test_drip_conserves_the_sum_up_to_scale():
     """sum(u) = sum(usual·g) - carry - what is dropped; usual is the average of past factors."""
     rng = np.random.default_rng(4)
     policy, region = Drip(0.1, cap=1000.0), Norm(1.0)
-    lanes = Lanes(region, policy, (300, DIMENSION))
-    sent = owed = np.zeros((300, DIMENSION))
-    average, weight = np.zeros((300, 1)), 0.0
+    lanes = Lanes(region, policy, (RUNS, DIMENSION))
+    sent = owed = np.zeros((RUNS, DIMENSION))
+    average, weight = np.zeros((RUNS, 1)), 0.0
     for _ in range(300):
-        gradient = rng.standard_t(2.5, (300, DIMENSION)) + 0.3
+        gradient = rng.standard_t(2.5, (RUNS, DIMENSION)) + 0.3
         factor = np.minimum(1.0, 1.0 / norms(gradient))[:, None]
         usual = average / weight if weight else factor
         average, weight = policy.decay * average + (1 - policy.decay) * factor, 1 - policy.decay * (1 - weight)

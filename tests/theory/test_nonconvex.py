@@ -222,6 +222,16 @@ def test_between_turning_points_f_falls_by_radius_times_distance():
     assert nonconvex.turning_points(lambda x: x**2 / 2, 0.5, radius=1.0) == [0.5], "within the radius nothing winds up"
 
 
+def test_the_law_of_wind_up_where_one_side_is_flatter():
+    """A tenth as steep on the left: the first overshoot goes much further than the start."""
+    seen = turns(lambda x: np.where(x > 0, 2 * x, x / 5), 5.0, 2e-3, 0.6, 3)
+    law = nonconvex.turning_points(lambda x: x**2 if x > 0 else x**2 / 10, 5.0, radius=0.6, count=3)
+    assert seen == pytest.approx(law, abs=0.02)
+    assert law[1] < -2 * 5.0
+    with pytest.raises(ValueError, match="falls without end"):
+        nonconvex.turning_points(lambda x: x * abs(x), 5.0, radius=0.6)
+
+
 # ------------------------------------------------------------------ bad input
 
 

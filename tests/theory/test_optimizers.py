@@ -34,6 +34,19 @@ def test_workers_that_clip_first_carry_more():
     assert seen["before"].mean() > 1.5 * seen["after"].mean()
 
 
+def test_what_workers_carry_is_bounded_at_any_margin():
+    """Three workers with up to eight samples each, at 20 points with 20,000 seeds."""
+    rng, workers, steps = np.random.default_rng(7), 3, 40
+    size, alpha = rng.integers(1, 9, POINTS), rng.uniform(0.05, 0.5, POINTS)
+    lanes = Lanes(Component(0.5 + np.repeat(alpha, workers)), True, (POINTS * workers, SEEDS, 1))
+    seen = np.zeros((POINTS, SEEDS))
+    for _ in range(steps):
+        seen += np.abs(lanes.carry.reshape(POINTS, workers, SEEDS).mean(1)) / steps
+        noise = np.stack([2.0 * rng.binomial(b, 0.5, SEEDS) / b - 1.0 for b in np.repeat(size, workers)])
+        lanes.step(0.5 + noise[..., None])
+    dominates(seen, optimizers.batch_average(size * workers, workers=workers, alpha=alpha, variance=1.0), noticed=0.3)
+
+
 def test_regret_under_momentum():
     """|x| with momentum 0.8: SGD's bound with beta·gamma/(1 - beta) added to the carry."""
     rng = np.random.default_rng(3)

@@ -106,8 +106,8 @@ def test_an_old_carry_proves_that_the_mean_exceeded_the_radius():
 def test_windows_that_stray_little():
     """A²/(4·alpha), and a sequence that comes within one percent of it."""
     rng = np.random.default_rng(7)
-    gradients = rng.normal(size=(80, 500))
-    sums = np.concatenate([np.zeros((1, 500)), np.cumsum(gradients, axis=0)])
+    gradients = rng.normal(size=(80, RUNS))
+    sums = np.concatenate([np.zeros((1, RUNS)), np.cumsum(gradients, axis=0)])
     deviation = np.max([np.abs(sums[j:] - sums[:-j]).max(0) / np.sqrt(j) for j in range(1, 81)], axis=0)
     largest = np.abs(carries(gradients + 0.3, 0.3 + 0.2)).max(0)
     assert (largest <= paths.window_carry(deviation=deviation, alpha=0.2)).all()

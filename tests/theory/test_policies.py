@@ -41,6 +41,18 @@ def test_a_cap_of_few_radii_comes_near_its_bound():
     dominates(lost, policies.capped_bias(variance=law.variance, radius=0.5, cap=40), noticed=0.3)
 
 
+def test_a_mean_that_holds_the_carry_up_comes_close_to_a_caps_bound():
+    """A mean gradient of one radius with the carry, at a margin of 0: nothing is paid but by noise."""
+    rng, runs, steps, radius, cap = np.random.default_rng(12), 1000, 3000, 1.0, 10
+    lanes, lost = Lanes(Component(radius), Capped(cap), (1, runs, 1)), np.zeros((1, runs))
+    for _ in range(steps):
+        carry = lanes.carry
+        gradient = np.where(carry >= 0.0, radius, -radius) + 0.5 * rng.choice([-1.0, 1.0], (1, runs, 1))
+        update = lanes.step(gradient)
+        lost += norms(gradient + carry - update - lanes.carry) / steps
+    dominates(lost, policies.capped_bias(variance=0.25, radius=radius, cap=cap), noticed=0.8)
+
+
 @pytest.mark.parametrize("over", [Component, Norm])
 def test_what_gated_drops(over):
     """Noise of several radii around a small mean: no bound on gradients, no exponential moment."""
@@ -63,6 +75,29 @@ def test_the_new_bias_of_gated_is_far_below_the_old_for_fair_noise_of_five_radii
     assert old > 0.5 > 0.13 > new
 
 
+def test_the_bias_of_gated_is_the_smaller_of_two():
+    """Bounded noise: each part by whichever bound is smaller, above what is seen and below either bound alone."""
+    rng = np.random.default_rng(11)
+    policy, steps = Gated(decay=0.97, cap=5), 150
+    law, tilt = Uniform(rng.uniform(1.5, 4.0, POINTS)), rng.uniform(-0.2, 0.2, POINTS)
+    lost, _ = dropping(Component(1.0), policy, law, tilt, steps)
+    bound = np.abs(tilt) + law.scale
+    given = {"clipped_mean": np.abs(tilt), "policy": policy, "radius": 1.0}
+    rate = bounds.lundberg_rate(alpha=1.0 - np.abs(tilt), noise=law)
+    old = np.mean([bounds.gated_bias(t, gradient_bound=bound, rate=rate, **given) for t in range(1, steps + 1)], axis=0)
+    other = given | {"excess": bound - 1.0, "variance": law.variance}
+    new = policies.gated_average_bias(steps, **other)
+    both = policies.gated_average_bias(steps, gradient_bound=bound, rate=rate, **other)
+    on_average(lost, both)
+    assert (both <= np.minimum(old, new) * (1 + 1e-12)).all()
+    assert (old < new).any()
+    assert (new < old).any()
+    with pytest.raises(bounds.OutsideConditionsError, match="gradient_bound >= radius"):
+        policies.gated_average_bias(steps, gradient_bound=0.5, **other)
+    with pytest.raises(bounds.OutsideConditionsError, match="rate > 0"):
+        policies.gated_average_bias(steps, rate=0.0, **other)
+
+
 def test_the_past_that_shuts_the_gate_is_rare():
     """The feeds of a run, weighted as the gate does; the event belongs to the past of each step."""
     rng, policy = np.random.default_rng(3), Gated(decay=0.95)
@@ -79,6 +114,25 @@ def test_the_past_that_shuts_the_gate_is_rare():
         average = policy.decay * average + (1 - policy.decay) * feed
         lanes.step(row[..., None])
     assert policies.late_shut(80, clipped_mean=clipped.max(), policy=policy) < 0.7
+
+
+def test_a_gate_that_is_fed_is_seldom_open_after_the_worst_history():
+    """Carries of 10,000 radii that are drained for a while, then fed; one that grows shows an open gate."""
+    rng, policy = np.random.default_rng(13), Gated(decay=0.9, cap=1e6)
+    mean, width = rng.uniform(0.75, 1.0, (POINTS, 1)), rng.uniform(0.2, 0.9, (POINTS, 1))
+    clipped = np.clip(mean + width * np.linspace(-1, 1, 200_001), -1.0, 1.0).mean(1)
+    lanes, opened = Lanes(Component(1.0), policy, (POINTS, SEEDS, 1)), 0.0
+    lanes.step(np.full((POINTS, SEEDS, 1), 1e4))
+    for _ in range(60):
+        lanes.step(np.full((POINTS, SEEDS, 1), -2.0))
+    for n in range(1, 61):
+        before = lanes.carry[..., 0]
+        lanes.step((mean + width * (2.0 * rng.random((1, SEEDS)) - 1.0))[..., None])
+        grew = lanes.carry[..., 0] > before
+        rarely(grew, bounds.gate_open(n, clipped_mean=clipped, policy=policy))
+        opened = max(opened, grew.mean())
+    assert opened > 0.2, "it was open at first"
+    assert (bounds.gate_open(60, clipped_mean=clipped, policy=policy) < 0.9).any()
 
 
 def test_the_regret_of_a_policy_that_drops():
@@ -131,7 +185,7 @@ def test_drip_pays_like_an_average_forgets(region):
 @pytest.mark.parametrize("over", [Component, Norm])
 def test_drips_carry_never_exceeds_its_cap(policy, over):
     rng = np.random.default_rng(7)
-    lanes = Lanes(over(0.5), policy, (RUNS := 500, 2))
+    lanes = Lanes(over(0.5), policy, (RUNS := 2000, 2))
     largest = 0.0
     for _ in range(200):
         lanes.step(rng.standard_t(1.2, (RUNS, 2)) + 3.0 * np.sign(lanes.carry + 1e-9))

@@ -100,6 +100,13 @@ def test_random_variances_need_it_by_a_logarithm():
     assert (weights * seen).sum() / weights.sum() > 0.7 * radii.adaptive_average(beta=beta, max_variance=1.0)
 
 
+def test_an_adversary_reaches_a_fifth_of_the_bound_for_random_variances():
+    beta, quiet = 0.5, 0.02
+    seen, _ = swinging(beta, lambda n, carry: np.where(np.abs(carry) > 5.0, quiet, 0.5), 100, 12_000)
+    late = seen[-2000:].mean(0)
+    dominates(late[None], radii.adaptive_mean(beta=beta, min_variance=quiet**2), noticed=0.12)
+
+
 def test_random_variances_at_twenty_points():
     rng = np.random.default_rng(2)
     for beta, low, level in rng.uniform([0.1, 0.05, 0.3], [1.0, 0.3, 2.0], (POINTS, 3)):

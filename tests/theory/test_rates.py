@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from carryclip import Component, Norm
-from carryclip.theory import rates
+from carryclip.theory import bounds, rates
 from theory.lanes import POINTS, SEEDS, Lanes, dominates, norms
 
 RUNS, STEPS, DIMENSION = 2000, 60, 2
@@ -152,8 +152,38 @@ def test_gradient_units_pay_for_a_schedule_once():
         largest = np.maximum(largest, norms(lanes.carry).mean(-1))
     jump = rates.unit_price(eta, domain=far, carry=largest)
     given = {"distance": start, "gradient_square": 1 + width**2 / 3, "mean_gradient": 1.0}
-    bound = rates.schedule_regret(eta, jump=jump, alpha=alpha, variance=width**2 / 3, **given)
+    given |= {"alpha": alpha, "variance": width**2 / 3}
+    bound = rates.schedule_regret(eta, jump=jump, carry=largest, **given)
     dominates(regret, bound, noticed=0.6)
+    with pytest.raises(bounds.OutsideConditionsError, match=r"needs carry, a bound on .* rates that rise"):
+        rates.schedule_regret(eta, jump=jump, **given)
+    falls = rates.schedule_regret(eta[::-1], jump=jump, **given)
+    assert falls == pytest.approx(rates.schedule_regret(eta[::-1], jump=jump, carry=100.0, **given)), "not needed there"
+
+
+def test_a_rate_that_rises_weighs_the_carry_where_it_is_large():
+    """Spikes of 2·alpha for each step that is left: at the last step the carry exceeds its average over time.
+
+    So in gradient units the margin alone does not bound the carry weighted by a rate that has its peak there.
+    """
+    rng, steps, runs, alpha = np.random.default_rng(6), 400, SEEDS, 0.1
+    lanes, largest, sizes = Lanes(Component(alpha), True, (runs, 1)), 0.0, []
+    for n in range(steps):
+        height = max(2 * alpha * (steps - n), 1.0)
+        p = min(1 / height**2, 0.5)
+        sizes.append(np.abs(lanes.carry).mean())
+        lanes.step(height * ((rng.random((runs, 1)) < p) - p))
+    sizes.append(np.abs(lanes.carry).mean())
+    largest = max(sizes)
+    given = {"alpha": alpha, "variance": 1.0}
+    average = float(rates.update_carry([1.0], **given))
+    assert np.mean(sizes) < average < 0.85 * largest
+    eta = np.append(np.full(steps, 1e-3), 1.0)
+    weighted = (eta**2 * sizes).sum()
+    assert weighted > 1.15 * rates.update_carry(eta, **given)
+    more = {"distance": 0.0, "gradient_square": 0.0, "mean_gradient": 1.0, "jump": 0.0, **given}
+    assert weighted <= eta.sum() * rates.schedule_regret(eta, carry=largest, **more)
+    assert weighted > 0.8 * eta.sum() * rates.schedule_regret(eta, carry=largest, **more)
 
 
 def test_exact_gradients_descend_in_update_units_for_any_schedule():
@@ -189,6 +219,12 @@ def test_bad_input_is_named():
     with pytest.raises(ValueError, match="one for each step"):
         rates.unit_price([[0.1, 0.2]], domain=1.0, carry=1.0)
     assert rates.AdaptiveRate(1.0).step(0.0, 0.0) == 0.0
+    assert rates.AdaptiveRate(np.float32(1.0)).diameter == 1.0
+    for bad in (-1.0, float("nan")):
+        with pytest.raises(bounds.OutsideConditionsError, match="diameter"):
+            rates.projected_regret([0.1], [1.0], [0.0], diameter=bad)
+        with pytest.raises(bounds.OutsideConditionsError, match="distance"):
+            rates.leader_regret([0.1], [1.0], [0.0], distance=bad)
 
 
 SEEN = {

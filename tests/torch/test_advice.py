@@ -179,6 +179,7 @@ ROWS = [
 ]
 
 
+@pytest.mark.pairwise(together=1)
 @pytest.mark.parametrize(("draw", "region", "kind", "right", "says"), ROWS)
 def test_the_right_answer_is_found(draw, region, kind, right, says):
     advice = watch(region, draw() if draw is fading else draw, kind=kind).advise()

@@ -37,6 +37,7 @@ def train(net, optimizer, x, y, unscale, overflow=()):
     return scaler
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("region", [Component(0.05), Norm(0.1), Adaptive(1, 0.5)], ids=repr)
 @pytest.mark.parametrize("overflow", [(), (0,), (3,), (2, 3)], ids=repr)
 @pytest.mark.parametrize("unscale", [False, True], ids=["step only", "unscale_ first"])

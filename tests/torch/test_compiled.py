@@ -54,6 +54,7 @@ def walk(made, steps, spoil=(), seed=0):
 
 
 @needs_compiler
+@pytest.mark.pairwise(together=1)
 @pytest.mark.parametrize("device", [False, True], ids=["host", "as on a device"])
 @pytest.mark.parametrize("region", REGIONS, ids=repr)
 def test_skips_metrics_and_state_are_those_of_the_eager_step(region, device):

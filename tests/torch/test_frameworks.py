@@ -14,6 +14,7 @@ from carryclip import Component, Gated, Norm
 from carryclip.diagnosis import CarryClipWarning
 from carryclip.integrations.loggers import NAMES, log_to, scalars
 from carryclip.torch import UClip
+from ranks import running
 from seam import ledger
 
 pytestmark = [
@@ -507,6 +508,13 @@ def test_accelerate_in_bfloat16_does_what_autocast_does():
 
 
 # ---------------------------------------------------------------------- two processes
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    """Processes of our own: trainers keep what they once found out about theirs."""
+    with running() as made:
+        yield made
 
 
 def settle_in(rank):

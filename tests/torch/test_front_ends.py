@@ -55,6 +55,7 @@ def has_only_zeros(gradient):
     return not (gradient.to_dense() if gradient.is_sparse else gradient).resolve_conj().any()
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("region", REGIONS, ids=repr)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("kind", ODD)
@@ -118,6 +119,7 @@ def own_pass(params, size, generator):
     return given
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("to_none", [True, False])
 @pytest.mark.parametrize("region", TURNS, ids=["norm", "scheduled norm", "norm by group", "component"])
 @pytest.mark.parametrize("turns", [(1, 1), (3, 1)])
@@ -353,6 +355,7 @@ def test_a_parameter_that_took_no_part_on_one_rank_is_out_of_that_ranks_norm(ran
     assert others[1] == pytest.approx([0.5 - share, 99.0 - math.sqrt(1 - share**2)])
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("region", REGIONS, ids=repr)
 @pytest.mark.parametrize("shape", [(0,), (0, 3)])
 @pytest.mark.parametrize("every", [0, 1])
@@ -541,6 +544,7 @@ def tiny_steps(region, count, size, where=lambda clipper: None, **options):
 PLACES = {"host": lambda clipper: None, "device": as_on_a_device}
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("radius", [1e-21, 1e-25, 1e-30])
 @pytest.mark.parametrize("over", [0.3, 2.0, 1000.0])
@@ -558,6 +562,7 @@ def test_a_tiny_radius_holds_in_pieces():
     assert lost <= 1e-5 * size
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("carry", [Gated(), Capped(100)], ids=["gated", "capped"])
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("radius", [1e37, 3e38])

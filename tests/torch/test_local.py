@@ -59,6 +59,7 @@ def by_rank(rank, kind, steps, cap, view):
     return given, sent, carries, dict(clipper.metrics()), [p.detach().clone() for p in net.parameters()]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("cap", [None, SMALL])
 @pytest.mark.parametrize("view", [False, True])
 @pytest.mark.parametrize("kind", ["component", "norm", "norm gated", "component gated", "adaptive"])
@@ -232,6 +233,7 @@ def dropped(rank, region, none, pieces):
     return found
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("region", [Component(0.05), Norm(0.3)], ids=repr)
 @pytest.mark.parametrize("none", [True, False])
 @pytest.mark.parametrize("pieces", [1, 3])

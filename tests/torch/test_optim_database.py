@@ -95,6 +95,7 @@ def test_the_database_is_not_empty():
     assert len(CASES) >= 150
 
 
+@pytest.mark.pairwise(together=1)
 @pytest.mark.parametrize("region", WIDE)
 @pytest.mark.parametrize(("info", "options"), CASES)
 def test_a_wide_region_changes_no_bit(info, options, region):

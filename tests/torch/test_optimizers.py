@@ -64,6 +64,7 @@ def train(net, optimizer, x, y, clip=lambda: None):
     return [p.detach().clone() for p in net.parameters()]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize(
     "region", [Component(0.02), Norm(0.1), Adaptive(1, 0.5, EWMA())], ids=["component", "norm", "adaptive"]
 )

@@ -37,6 +37,7 @@ def sharded(rank, region, carry, optimizer, options):
     return params, [full(clipper.carry(p)) for p in net.parameters()], told
 
 
+@pytest.mark.pairwise(together=1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("optimizer", "options"),

@@ -71,6 +71,7 @@ def programs(region, carry, steps=4, **options):
     return stepper(clipper).planner.kernels.recorded._programs
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("nonfinite", ["skip", "zero", "propagate"])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(

@@ -6,6 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
+class UserError(Exception):
+    """Something that whoever types a command can put right; the message says what, and how."""
+
+
 def check_choice(name: str, value: Any, known: Sequence[str]) -> None:
     """One of some words."""
     if value not in known:

@@ -1,18 +1,26 @@
 """The commands of the laboratory. They start fast: each imports what it needs when it runs."""
 
+import errno
+import os
+import shutil
 import sys
+import tempfile
+from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import App, Group, Parameter
 
 from carryclip import __version__
 from carryclip import cli as library
+from carryclip_lab.engine.settings import Options
 
 app = App(
     name="carryclip",
     version=__version__,
-    help="U-Clip: gradient clipping that keeps what it cuts off and gives it back.\n\nStart with: carryclip demo",
+    help="Gradient clipping that does not bias training, and the studies behind it.\n\nStart with: carryclip demo",
+    default_parameter=Parameter(negative=(), show_default=lambda value: str(value) if value else None),
 )
+_Json = Annotated[bool, Parameter(name="--json")]
 
 
 @app.command
@@ -41,31 +49,35 @@ def bench(
     part: list[BenchPart] | None = None,
     model: list[str] | None = None,
     repeats: int | None = None,
-    compile: bool = True,
-    jax: bool = True,
+    compile: Annotated[bool, Parameter(negative="--no-compile")] = True,
+    jax: Annotated[bool, Parameter(negative="--no-jax")] = True,
     out: str = "carryclip-bench",
 ) -> int:
-    """Measure what clipping costs on this machine: U-Clip, the clipping you have, bare optimizers, memory's own floor.
+    """Measure what clipping costs on this machine, beside the clipping you have and bare optimizers.
 
-    Everything is timed by turns in one run, so that ratios mean something on a noisy machine. Takes about twenty
-    minutes, and GPT-2 small wants a machine with 24 GB of memory; --quick takes less than a minute.
+    Everything is timed by turns in one run, so that ratios mean something on a noisy machine. It takes about twenty
+    minutes, and GPT-2 small needs a machine with 24 GB of memory; --quick takes a minute or two.
 
     Args:
-        quick: two small models, nothing compiled.
-        part: only this, several times for several; everything by default.
-        model: which shapes: "conv-net", "ResNet50", "GPT-2 small", "600 tiny tensors"; all of them by default.
-        repeats: rounds; the tables show medians and quartiles.
+        quick: measure two small models only, and compile nothing.
+        part: measure only this part; give it several times for several parts. Everything by default.
+        model: measure only models of this shape: "conv-net", "ResNet50", "GPT-2 small" or "600 tiny tensors". All of
+            them by default.
+        repeats: how often everything is timed; the tables show medians and quartiles.
         compile: also time the steps that torch.compile makes.
         jax: also time optax.
-        out: folder for the JSON and the figure.
+        out: folder for the figures as JSON and for the picture.
     """
     from carryclip_lab.bench.main import main
 
     return main(quick=quick, part=part, model=model, repeats=repeats, compile=compile, jax=jax, out=out)
 
 
+USUAL = Options()
 _Theory = Group("Figures of the theory", sort_key=2)
 _Studies = Group("Studies", sort_key=1)
+FULL = 2**20
+"""Bytes below which a disk counts as full."""
 STORE, REPORT = "carryclip-store.sqlite", "carryclip-report"
 
 
@@ -74,19 +86,9 @@ def reproduce(
     *what: str,
     tier: Annotated[Literal["smoke", "small", "paper"] | None, Parameter(group=_Studies)] = None,
     only: Annotated[list[str] | None, Parameter(group=_Studies)] = None,
-    engine: Annotated[Literal["local", "ray"], Parameter(group=_Studies)] = "local",
-    address: Annotated[str | None, Parameter(group=_Studies)] = None,
-    workers: Annotated[int | None, Parameter(group=_Studies)] = None,
-    threads: Annotated[int, Parameter(group=_Studies)] = 1,
-    device: Annotated[str, Parameter(group=_Studies)] = "cpu",
-    gpus: Annotated[float, Parameter(group=_Studies)] = 0.0,
-    timeout: Annotated[float | None, Parameter(group=_Studies)] = None,
-    memory: Annotated[float | None, Parameter(group=_Studies)] = None,
-    data: Annotated[str | None, Parameter(group=_Studies)] = None,
-    strict: Annotated[bool, Parameter(group=_Studies)] = False,
-    keep: Annotated[bool, Parameter(group=_Studies)] = False,
+    options: Annotated[Options, Parameter(name="*", group=_Studies)] = USUAL,
     store: Annotated[str, Parameter(group=_Studies)] = STORE,
-    resume: Annotated[bool, Parameter(group=_Studies)] = True,
+    resume: Annotated[bool, Parameter(group=_Studies, negative="--no-resume")] = True,
     retry: Annotated[bool, Parameter(group=_Studies)] = False,
     theory: Annotated[str | None, Parameter(group=_Studies)] = None,
     steps: Annotated[int, Parameter(group=_Theory)] = 10_000,
@@ -97,40 +99,29 @@ def reproduce(
     pooled: Annotated[bool, Parameter(group=_Theory)] = False,
     out: str | None = None,
 ) -> int:
-    """Do again what the paper did: a figure of its theory, or a study of training runs.
+    """Reproduce a study of training runs, or the figures of the theory.
 
     A study goes on where it was stopped, and ends in a report: one HTML file. Figures of the theory are saved as PNG,
-    SVG and PDF with a caption and their data. Both judge the paper's claims by what they see.
+    SVG and PDF with a caption and their data, and shown together on one page. Both judge the paper's claims by what
+    they see. "carryclip studies" lists everything, and "carryclip plan" says how long studies take.
 
     Args:
         what: a figure: aliasing, quadratics, bias, carry-bounds, adaptive-bounds, regret, norm-carry, wind-up,
             non-convex, recorded, or "theory" for all of these (a minute and a half); corrupted-rank; or studies:
-            digits-smoke, cifar10-small, cifar10-slice, cifar10-paper, evidence-smoke, evidence-small, evidence-lm,
-            imagenet-smoke, imagenet-mini, imagenet-paper, or a .toml file of your own. "carryclip plan" says how long
-            they take.
-        tier: all studies of a tier, or those of the families that are named: digits, cifar10, evidence, imagenet.
-        only: a part of a study: field=value or field=value,value; several times for several fields.
-        engine: "local" for processes on this machine, "ray" for a cluster.
-        address: of the Ray cluster; "auto" for one that runs here.
-        workers: runs at a time; as many as there are cores, or as the cluster has room for.
-        threads: of each worker; another number may change the last bits of results.
-        device: where to train, such as "cuda".
-        gpus: share of a GPU for each worker on a cluster.
-        timeout: hours after which a run is given up; 24 by default, and as many as it needs for imagenet.
-        memory: GB that a worker may take before its run is given up.
-        data: folder of images for imagenet: train and val, in each a folder per class; the smoke tier makes its own.
-            Or a text file for the language model of evidence, instead of the one it has.
-        strict: let an image that cannot be read end its run, instead of counting it.
-        keep: keep the last checkpoint of every ImageNet run, beside the store.
-        store: file for the results.
-        resume: go on with the store that is there; --no-resume sets it aside.
-        retry: do runs again that crashed, ran out of memory or took too long.
-        theory: folder of the theory's figures, to have them in the report.
-        steps: steps of each simulation, where the figure does not fix them (aliasing: 1500).
+            digits-smoke, cifar10-small, cifar10-slice, cifar10-claims, cifar10-paper, evidence-smoke, evidence-small,
+            evidence-lm, rl-smoke, rl-small, imagenet-smoke, imagenet-mini, imagenet-paper, or a .toml file of your own.
+        tier: all studies of this size, or those of the families named: digits, cifar10, evidence, rl, imagenet.
+        only: run a part of a study: field=value, or field=value,value. Give it once for each field to restrict.
+        options: how to run it.
+        store: file that holds the results.
+        resume: go on from the results in the store; --no-resume renames the old store and begins anew.
+        retry: repeat runs that crashed, ran out of memory or took too long.
+        theory: folder with the theory's figures ("carryclip reproduce theory" writes it), to be shown in the report.
+        steps: steps of each simulation, unless the figure fixes them (aliasing has 1500).
         seeds: simulations at each point.
         points: points of each sweep.
-        seed: of everything that a simulation draws at random.
-        reading: what G bounds: the noise, as the paper's sweep from 0.1 can only mean, or the gradient.
+        seed: seed of the simulations' random numbers.
+        reading: what the paper's G bounds: the noise, which its sweep from 0.1 implies, or the gradient.
         pooled: also show the percentile over all times, not only at the last step.
         out: folder for figures and report.
     """
@@ -139,21 +130,8 @@ def reproduce(
         from carryclip_lab.theory_figures.study import Scale
 
         return draw(what[0], Scale(steps, seeds, points, seed, reading, pooled), out or "carryclip-theory")
-    from carryclip_lab.commands.reproduce import main, options_from
+    from carryclip_lab.commands.reproduce import main
 
-    options = options_from(
-        engine=engine,
-        address=address,
-        workers=workers,
-        threads=threads,
-        device=device,
-        gpus=gpus,
-        timeout=timeout,
-        memory=memory,
-        data=data,
-        strict=strict,
-        keep=keep,
-    )
     return main(
         what,
         tier=tier,
@@ -174,6 +152,19 @@ FIGURES = (
 
 
 @app.command
+def studies(*what: str, as_json: _Json = False) -> int:
+    """List the studies and figures that can be reproduced, or what the named studies consist of.
+
+    Args:
+        what: studies by name, or .toml files, to show what --only can choose of them.
+        as_json: print JSON, for programs.
+    """
+    from carryclip_lab.commands.studies import main
+
+    return main(what, as_json=as_json)
+
+
+@app.command
 def plan(
     *what: str,
     tier: Literal["smoke", "small", "paper"] | None = None,
@@ -183,18 +174,20 @@ def plan(
     device: str = "cpu",
     data: str | None = None,
     images_per_second: float | None = None,
+    as_json: _Json = False,
 ) -> int:
-    """Say what studies cost on this machine, from timing a few steps of each kind; all studies by default.
+    """Say how long studies take on this machine, after timing a few steps of each kind; all studies by default.
 
     Args:
         what: studies by name, or .toml files.
-        tier: all studies of a tier.
-        store: runs that are done in it already do not count.
-        workers: runs at a time; as many as there are cores.
-        threads: of each worker.
-        device: where to train.
-        data: folder of images for imagenet, without which the paper's counts are taken; or a text of your own.
-        images_per_second: price ImageNet at this speed of training, measured elsewhere, instead of measuring.
+        tier: all studies of this size.
+        store: file with results; runs that are done in it do not count.
+        workers: how many runs are trained at a time; by default one for each core.
+        threads: threads of each worker.
+        device: device to train on.
+        data: folder of images for imagenet, whose files are counted (otherwise ImageNet's are taken); or a text.
+        images_per_second: speed of training on another machine, to estimate ImageNet there instead of measuring here.
+        as_json: print JSON, for programs.
     """
     from carryclip_lab.commands.plan import ask
 
@@ -207,22 +200,26 @@ def plan(
         device=device,
         data=data,
         images_per_second=images_per_second,
+        as_json=as_json,
     )
 
 
 @app.command
-def status(*, store: str = STORE, watch: bool = False, failed: bool = False, check: bool = False) -> int:
-    """Say how far the studies of a store are.
+def status(
+    *, store: str = STORE, watch: bool = False, failed: bool = False, check: bool = False, as_json: _Json = False
+) -> int:
+    """Show the progress of studies: how many of their runs are done, running, waiting or failed.
 
     Args:
-        store: the file.
-        watch: go on until all is done.
-        failed: instead, list the runs that failed, and why.
-        check: instead, see whether every run is still what was written when it was done.
+        store: file with the results.
+        watch: keep showing it until everything is done.
+        failed: list the runs that failed instead, and why.
+        check: check instead that no finished run has been altered or damaged.
+        as_json: print JSON, for programs.
     """
     from carryclip_lab.commands.status import main
 
-    return main(store, watch=watch, failed=failed, check=check)
+    return main(store, watch=watch, failed=failed, check=check, as_json=as_json)
 
 
 @app.command
@@ -230,9 +227,9 @@ def report(*study: str, store: str = STORE, theory: str | None = None, out: str 
     """Draw the figures of studies and put them into one HTML file, with the paper's claims judged.
 
     Args:
-        study: which; all that the store has by default.
-        store: the file with the results, finished or not.
-        theory: folder that "carryclip reproduce theory" has written.
+        study: names of studies; all that the store has by default.
+        store: file with the results, finished or not.
+        theory: folder that "carryclip reproduce theory" has written, to be shown as well.
         out: folder for the report and its figures.
     """
     from carryclip_lab.report.build import main
@@ -242,12 +239,12 @@ def report(*study: str, store: str = STORE, theory: str | None = None, out: str 
 
 @app.command
 def replay(run: str, /, *, store: str = STORE, data: str | None = None) -> int:
-    """Do one run again and compare every number with its record.
+    """Repeat one run and compare every number with its record.
 
     Args:
-        run: its id, or the beginning of it.
-        store: the file with the record.
-        data: folder of images, for a run of imagenet; or the text, for one of a text of your own.
+        run: id of the run, or the beginning of it; the report lists ids.
+        store: file with the record.
+        data: folder of images for a run of imagenet, or the text file for a run on a text of your own.
     """
     from carryclip_lab.commands.replay import main
 
@@ -256,13 +253,13 @@ def replay(run: str, /, *, store: str = STORE, data: str | None = None) -> int:
 
 @app.command
 def evaluate(run: str, /, *, data: str, store: str = STORE, device: str = "cpu") -> int:
-    """Say how many validation images the weights of an ImageNet run get right, finished or not.
+    """Measure the validation accuracy of an ImageNet run's weights, whether the run is finished or not.
 
     Args:
-        run: its id, or the beginning of it.
+        run: id of the run, or the beginning of it.
         data: folder of images.
-        store: the file with the run; its checkpoints are beside it.
-        device: where to compute.
+        store: file with the run; its checkpoints are beside it.
+        device: device to compute on.
     """
     from carryclip_lab.imagenet.inspect import evaluate as main
 
@@ -276,9 +273,9 @@ def export(
     """Write runs and epochs of a store as tables for other tools.
 
     Args:
-        store: the file with the results.
+        store: file with the results.
         out: folder for the tables.
-        format: "csv", "parquet"; both by default.
+        format: "csv" or "parquet"; both by default.
     """
     from carryclip_lab.store.export import main
 
@@ -287,11 +284,11 @@ def export(
 
 @app.command
 def merge(into: str, /, *others: str) -> int:
-    """Add the studies and results of other stores to one: what several machines have done, together.
+    """Copy the studies and results of several stores, such as those of several machines, into one.
 
     Args:
-        into: the store that grows; made if it is not there.
-        others: the stores to take from; they stay as they are.
+        into: store to add to; it is made if it does not exist.
+        others: stores to copy from; they stay as they are.
     """
     from carryclip_lab.store.export import merge as main
 
@@ -300,11 +297,11 @@ def merge(into: str, /, *others: str) -> int:
 
 @app.command
 def backup(store: str, to: str, /) -> int:
-    """Copy a store to one file, also while runs are being written to it, where a plain copy would miss most of them.
+    """Copy a store to one file, safely even while it is in use, when a plain copy would miss the latest runs.
 
     Args:
-        store: the file with the results.
-        to: the copy; it must not be there yet.
+        store: file with the results.
+        to: file for the copy; it must not exist yet.
     """
     from carryclip_lab.store.export import backup as main
 
@@ -318,11 +315,11 @@ def data(
     *,
     source: Annotated[str | None, Parameter(name="--from")] = None,
 ) -> int:
-    """Get a data set and check it, so that studies find it; of ImageNet, only check the folder that you have.
+    """Download a data set and check it, so that studies find it. Of ImageNet, only check the folder that you have.
 
     Args:
-        name: which.
-        source: an existing copy: a folder, or the archive.
+        name: name of the data set.
+        source: folder or archive to take instead of a download.
     """
     if name == "imagenet":
         from carryclip_lab.imagenet.inspect import check
@@ -350,14 +347,55 @@ def playground(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True)])
 
 
 @app.command
-def doctor() -> int:
-    """Say what is installed here and what works with it: the first thing to paste into a bug report."""
+def doctor(*, as_json: _Json = False) -> int:
+    """Say what is installed here and what works with it: the first thing to paste into a bug report.
+
+    Args:
+        as_json: print JSON, for programs.
+    """
     from carryclip_lab.commands.doctor import main
 
-    return main()
+    return main(as_json=as_json)
 
 
 def main() -> None:
     """All commands, those of the library among them."""
-    result = app()
+    try:
+        result = app()
+    except BrokenPipeError:  # who reads what we print has seen enough, as "head" has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        result = 1
+    except Exception as error:
+        full = _disk_full(error)
+        if full is None:
+            raise
+        print(full, file=sys.stderr)
+        result = 2
     sys.exit(result if isinstance(result, int) else 0)
+
+
+def _disk_full(error: BaseException | None) -> str | None:
+    """Which disk is full, and how to go on; None if something else is wrong.
+
+    Files that cannot be closed for lack of room may hide that behind an error of their own, as Matplotlib's PDFs do.
+    """
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            places = _full_places() if error.filename is None else [str(error.filename)]
+            return (
+                f"The disk that holds {' or '.join(places)} is full. Make room, then give the same command again: it "
+                "goes on from what is done. Or choose another disk with --out and --store."
+            )
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _full_places() -> list[str]:
+    """Where this command may write and nothing is left: an error of a write does not say in which file."""
+    named = [Path(word) for word in sys.argv[1:] if not word.startswith("-")]
+    found = []
+    for path in (*named, Path.cwd(), Path(tempfile.gettempdir())):
+        place = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+        if shutil.disk_usage(place).free < FULL and str(place) not in found:
+            found.append(str(place))
+    return found or ["the results"]

@@ -95,6 +95,10 @@ class Problem:
         with torch.no_grad():
             return {"loss": mean if finite else None, "metrics": self.measure(net) if finite else {}}
 
+    def evaluate(self, net: nn.Module) -> tuple[float, int]:
+        """For ``carryclip evaluate``, of runs that last: accuracy on all validation data, and how many these are."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method evaluate(net).")
+
     def message(self) -> str | None:
         """What else is to be said of a run that is done."""
         return None

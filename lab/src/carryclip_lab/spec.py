@@ -61,6 +61,10 @@ class Spec:
         method: ``"module:function"`` that attaches a method of your own; region and carry are what it makes of them.
         settings: what else the task lets one choose: the fields of its class.
         code: checksum of the files that a task or a method of your own is in.
+        floors: when to give a run up that is not on its way to the target: ``"10:0.25, 20:0.4"`` for one whose running
+            accuracy is below 0.25 after epoch 10, or below 0.4 after epoch 20. None to go on to the last epoch.
+        brief: stop measuring the train accuracy as soon as the target is out of reach, and record none then: the same
+            training, at less cost. It is known of the last epoch, and of the one that reaches the target.
 
     >>> given = {"task": "digits", "optimizer": "sgd", "lr": 0.1, "batch": 16, "epochs": 30, "seed": 0}
     >>> spec = Spec(**given, region="Norm(0.5)", carry="full")
@@ -81,6 +85,8 @@ class Spec:
     method: str | None = None
     settings: tuple[tuple[str, Any], ...] = ()
     code: str | None = None
+    floors: str | None = None
+    brief: bool = False
 
     def __post_init__(self) -> None:
         task = tasks.find(self.task)
@@ -96,6 +102,7 @@ class Spec:
         check_whole(self, batch=1, epochs=1, seed=0)
         if self.examples is not None:
             check_whole(self, examples=1)
+        self._check_shortcuts()
         if self.seed >= 2**62:
             raise ValueError(f"seed must be below 2**62, got {self.seed}.")
         if self.method is not None and (not isinstance(self.method, str) or ":" not in self.method):
@@ -108,6 +115,14 @@ class Spec:
         self._set(region=region, carry=carry, lr=float(self.lr), settings=tuple(sorted(vars(chosen).items())))
         if self.code is None:
             self._set(code=code_of(self.task, self.method))
+
+    def _check_shortcuts(self) -> None:
+        if not isinstance(self.brief, bool):
+            raise ValueError(f"brief must be true or false, got {self.brief!r}.")
+        if self.target is None and (self.brief or self.floors is not None):
+            raise ValueError(f"floors and brief are for runs to a target, and {self.task} has none.")
+        if self.floors is not None:
+            self._set(floors=", ".join(f"{epoch}:{least:g}" for epoch, least in floors_of(self.floors).items()))
 
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
@@ -127,7 +142,10 @@ class Spec:
     def values(self) -> dict[str, Any]:
         """Every choice by its name."""
         own = {} if self.code is None else {"code": self.code}
-        return {**{name: getattr(self, name) for name in FIELDS}, **own, **dict(self.settings)}
+        common = {name: getattr(self, name) for name in FIELDS}
+        # What came later is not written down where it is not used, so that older runs keep their ids.
+        used = {name: value for name, value in common.items() if name not in LATER or value != LATER[name]}
+        return {**used, **own, **dict(self.settings)}
 
     @property
     def canonical(self) -> str:
@@ -174,13 +192,16 @@ class Spec:
         """The spec that was written down so: what was checked then is not checked again, and its task not loaded."""
         given = json.loads(text)
         spec = object.__new__(cls)
-        spec._set(code=given.pop("code", None), **{name: given.pop(name) for name in FIELDS})
+        spec._set(code=given.pop("code", None), **{name: given.pop(name, unused) for name, unused in LATER.items()})
+        spec._set(**{name: given.pop(name) for name in FIELDS if name not in LATER})
         spec._set(settings=tuple(sorted((name, value) for name, value in given.items())))
         return spec
 
 
 FIELDS = [field.name for field in dataclasses.fields(Spec) if field.name not in ("settings", "code")]
 """What all runs have."""
+LATER = {"floors": None, "brief": False}
+"""Fields that came after the first results, with what they are where they are not used."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -225,6 +246,22 @@ def _value(node: ast.expr) -> Any:
     if not isinstance(value, (int, float, str)) or value in (math.inf, -math.inf):
         raise ValueError(f"{ast.unparse(node)} is neither a number nor a word.")
     return value
+
+
+def floors_of(text: str) -> dict[int, float]:
+    """Running accuracies that a run must have, by epoch.
+
+    >>> floors_of("10:0.25, 20:0.4")
+    {10: 0.25, 20: 0.4}
+    """
+    try:
+        pairs = [(int(epoch), float(least)) for epoch, least in (part.split(":") for part in text.split(","))]
+    except (AttributeError, ValueError):
+        raise ValueError(f"floors must be like '10:0.25, 20:0.4', epoch:accuracy, got {text!r}.") from None
+    found = dict(sorted(pairs))
+    if len(found) < len(pairs) or min(found) < 1 or not all(0.0 < least < 1.0 for least in found.values()):
+        raise ValueError(f"floors are accuracies between 0 and 1, each after another epoch, got {text!r}.")
+    return found
 
 
 def policy_of(carry: str) -> CarryPolicy:

@@ -36,7 +36,7 @@ class Judged:
         metric: name of what it is judged by, as measured after the last epoch.
         words: the same for people, with its unit.
         higher: whether more of it is better.
-        little: a difference that nobody would care about.
+        little: a difference that is too small to matter.
         kind: what large gradients are there.
         bias: name of a metric whose mean over seeds is off by the bias, if there is one.
         unbiased: what that mean should be.

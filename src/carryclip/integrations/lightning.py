@@ -2,15 +2,20 @@
 
 from typing import Any
 
-from carryclip.carry import DEFAULT
+from carryclip._checks import needs
+from carryclip.carry import DEFAULT, CarryPolicy
+from carryclip.groups import Regions
 from carryclip.integrations.loggers import News
 from carryclip.torch import UClip
 from carryclip.torch._clipper import check_arguments
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
-except ImportError:  # the older name of the same package
-    from pytorch_lightning import Callback, LightningModule, Trainer  # type: ignore[no-redef]
+except ImportError as missing:
+    try:  # the older name of the same package
+        from pytorch_lightning import Callback, LightningModule, Trainer  # type: ignore[no-redef]
+    except ImportError:
+        raise needs("carryclip.integrations.lightning", "Lightning", "lightning", missing) from missing
 
 
 class UClipCallback(Callback):  # type: ignore[misc]
@@ -27,7 +32,7 @@ class UClipCallback(Callback):  # type: ignore[misc]
     """
 
     def __init__(
-        self, region: Any, carry: Any = DEFAULT, *, together: bool = False, log: bool = True, **options: Any
+        self, region: Regions, carry: CarryPolicy = DEFAULT, *, together: bool = False, log: bool = True, **options: Any
     ) -> None:
         check_arguments("UClipCallback", region, {"carry": carry, **options})
         self.region = region

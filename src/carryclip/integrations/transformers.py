@@ -2,12 +2,19 @@
 
 from typing import Any
 
-from transformers import Trainer, TrainerCallback
-
-from carryclip.carry import DEFAULT
+from carryclip._checks import needs
+from carryclip.carry import DEFAULT, CarryPolicy
+from carryclip.groups import Regions
 from carryclip.integrations.loggers import News
 from carryclip.torch import UClip
 from carryclip.torch._clipper import check_arguments
+
+try:
+    from transformers import Trainer, TrainerCallback
+except ImportError as missing:
+    raise needs(
+        "carryclip.integrations.transformers", "Hugging Face Transformers", "transformers accelerate", missing
+    ) from missing
 
 
 class UClipCallback(TrainerCallback):
@@ -24,7 +31,7 @@ class UClipCallback(TrainerCallback):
         **options: as for ``UClip``: ``nonfinite``, ``metrics_every`` and so on.
     """
 
-    def __init__(self, region: Any, carry: Any = DEFAULT, *, log: bool = True, **options: Any) -> None:
+    def __init__(self, region: Regions, carry: CarryPolicy = DEFAULT, *, log: bool = True, **options: Any) -> None:
         check_arguments("UClipCallback", region, {"carry": carry, **options})
         self.region = region
         self.carry = carry
@@ -58,7 +65,7 @@ class UClipCallback(TrainerCallback):
             state.log_history[-1].update(found)
 
 
-def attach(trainer: Trainer, region: Any, carry: Any = DEFAULT, **options: Any) -> UClipCallback:
+def attach(trainer: Trainer, region: Regions, carry: CarryPolicy = DEFAULT, **options: Any) -> UClipCallback:
     """Clip the gradients of a ``Trainer``; returns the callback, whose ``clipper`` is there once the optimizer is.
 
     Args:

@@ -11,6 +11,14 @@
 1.0
 """
 
+from carryclip._checks import needs
+
+try:
+    import jax as _jax  # noqa: F401
+    import optax as _optax  # noqa: F401
+except ImportError as error:
+    raise needs("carryclip.optax", "JAX and optax", "jax optax", error) from error
+
 from carryclip import (
     EWMA,
     RMS,

@@ -209,10 +209,11 @@ def turning_points(function: Callable[[float], float], start: float, *, radius: 
     """Where the full carry turns round in one dimension without noise, for small learning rates; ``start`` comes first.
 
     Between two turning points f falls by radius times their distance: the law of wind-up. On h·x²/2 each is
-    2·radius/h nearer to the optimum than the one before. Stops early where the path settles.
+    2·radius/h nearer to the optimum than the one before; where f is flatter on the other side it is further away. Stops
+    early where the path settles.
 
     Args:
-        function: f, with one minimum at 0 and growing away from it faster than radius·|x|.
+        function: f, bounded from below, with one minimum at 0.
         start: where the path begins; its carry is 0.
         radius: gamma.
         count: how many turning points to give.
@@ -234,6 +235,10 @@ def turning_points(function: Callable[[float], float], start: float, *, radius: 
         if left(0.0) >= 0.0:
             break
         low, high = 0.0, abs(here)
+        while left(high) < 0.0:
+            high *= 2.0
+            if math.isinf(high):
+                raise ValueError("turning_points: the function falls without end; it must be bounded from below.")
         for _ in range(200):
             middle = (low + high) / 2.0
             low, high = (middle, high) if left(middle) < 0.0 else (low, middle)

@@ -41,6 +41,11 @@ def momentum_carry(*, momentum: Array, radius: Array, carry: Array) -> Array:
     beta·gamma/(1 - beta) + E||D||: with m_t = beta·m_{t-1} + (1 - beta)·u_t and x_{t+1} = x_t - eta·m_t the point
     x_t - eta·beta/(1 - beta)·m_{t-1} - eta·D_t moves by -eta·g_t, exactly.
 
+    Args:
+        momentum: beta.
+        radius: largest norm of an update: gamma for a norm and for one coordinate, sqrt(d)·gamma for d coordinates.
+        carry: mean over t of E||D_t||.
+
     >>> float(round(momentum_carry(momentum=0.9, radius=1.0, carry=2.0), 6))
     11.0
     """

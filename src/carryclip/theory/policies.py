@@ -6,6 +6,7 @@ docs/theory/policies. Outside its conditions a function raises ``carryclip.theor
 """
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -70,7 +71,15 @@ def late_shut(t: Array, *, clipped_mean: Array, policy: Gated | None = None) -> 
 
 
 def gated_average_bias(
-    steps: int, *, clipped_mean: Array, excess: Array, variance: Array, radius: Array, policy: Gated | None = None
+    steps: int,
+    *,
+    clipped_mean: Array,
+    excess: Array,
+    variance: Array,
+    radius: Array,
+    gradient_bound: Array | None = None,
+    rate: Array | None = None,
+    policy: Gated | None = None,
 ) -> Array:
     """Average over ``steps`` steps of the mean of what ``Gated`` drops: b·mean of P(S_t) + v/(2·cap·gamma).
 
@@ -78,11 +87,26 @@ def gated_average_bias(
     that a shut gate loses as much as plain clipping at its worst, but rarely. It needs no bound on the gradients, no
     exponential moment and no independence, and serves a norm as well as a coordinate.
 
+    Where there are such bounds, each of the two parts is the smaller of this and of that of ``bounds.gated_bias``:
+    (G - gamma)·mean of P(gate shut) if ``gradient_bound`` is given, 2·exp(-theta·cap·gamma)/theta if ``rate`` is.
+
+    Args:
+        steps: T.
+        clipped_mean: c.
+        excess: b; ``largest_excess`` if nothing else is known.
+        variance: v.
+        radius: gamma.
+        gradient_bound: G >= ||g_t||, if there is one.
+        rate: theta of ``bounds.lundberg_rate``, for one coordinate with noise that is independent in time.
+        policy: ``Gated()`` by default.
+
     Conditions: those of ``bounds.gate_shut`` on ``clipped_mean``; gbar_t within the region.
 
     >>> at = dict(clipped_mean=0.0, variance=25.0, radius=1.0, excess=4.0)
     >>> f"{gated_average_bias(100_000, **at):.4f}"
     '0.1254'
+    >>> f"{gated_average_bias(100_000, gradient_bound=5.0, rate=0.2, **at):.1e}"
+    '3.0e-04'
     """
     owner = "gated_average_bias"
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
@@ -92,15 +116,26 @@ def gated_average_bias(
         owner, clipped_mean=clipped_mean, excess=excess, variance=variance, radius=radius
     )
     nonnegative(owner, excess=excess)
-    shut = _mean_shut(steps, clipped, policy)
-    return excess * shut + capped_bias(variance=variance, radius=radius, cap=policy.cap)
+    gate = excess * _mean_over_time(late_shut, steps, clipped, policy)
+    cap = capped_bias(variance=variance, radius=radius, cap=policy.cap)
+    if gradient_bound is not None:
+        (bound,) = numbers(owner, gradient_bound=gradient_bound)
+        need(owner, "gradient_bound >= radius", bound >= radius, gradient_bound=bound, radius=radius)
+        gate = np.minimum(gate, (bound - radius) * _mean_over_time(gate_shut, steps, clipped, policy))
+    if rate is not None:
+        (theta,) = numbers(owner, rate=rate)
+        positive(owner, rate=theta)
+        cap = np.minimum(cap, 2.0 * np.exp(-theta * policy.cap * radius) / theta)
+    return gate + cap
 
 
-def _mean_shut(steps: int, clipped_mean: np.ndarray, policy: Gated) -> np.ndarray:
-    """The mean over t = 1..steps of the bound on P(S_t), which hardly changes once the average has settled."""
+def _mean_over_time(
+    probability: Callable[..., Array], steps: int, clipped_mean: np.ndarray, policy: Gated
+) -> np.ndarray:
+    """The mean of ``late_shut`` or ``gate_shut`` over t = 1..steps; once the average has settled they hardly change."""
     settled = min(steps, math.ceil(40.0 / -math.log(policy.decay)) if policy.decay > 0.0 else 2)
-    early = late_shut(np.arange(1.0, settled + 1.0), clipped_mean=clipped_mean[..., None], policy=policy)
-    late = late_shut(float(settled), clipped_mean=clipped_mean, policy=policy)
+    early = probability(np.arange(1.0, settled + 1.0), clipped_mean=clipped_mean[..., None], policy=policy)
+    late = probability(float(settled), clipped_mean=clipped_mean, policy=policy)
     return (early.sum(-1) + (steps - settled) * late) / steps
 
 
@@ -172,7 +207,8 @@ def drip_stationarity(
         dropped: d, mean over t of E||drop_t||; the metric ``dropped_norm`` adds it up.
         policy: ``Drip()`` by default.
 
-    Conditions: usual_t known before g_t, as it is from the second step on.
+    Conditions: usual_t known before g_t, as it is from the second step on: T counts from there, and x_1 is where it
+    begins. (In the first step usual_t is the factor of g_t itself.)
 
     >>> at = dict(lr=0.001, smoothness=1.0, gap=1.0, gradient_norm=1.0, moved_square=2.0, radius=1.0)
     >>> float(round(drip_stationarity(steps=1e6, **at), 4))

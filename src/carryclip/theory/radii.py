@@ -74,7 +74,7 @@ def adaptive_mean(*, beta: Array, min_variance: Array) -> Array:
 
     (1 + log(4/(beta²·sigma_min²)))/beta, or 4/(beta³·sigma_min²) where that is smaller: the integral of the smaller of
     1 and ``bounds.adaptive_carry_tail``. The paper has 8/(beta³·sigma_min²) + (2 + beta)·G. The logarithm has to be
-    there: an adversary reaches about half of it.
+    there: an adversary reaches half of it in the limit of a small sigma_min, a fifth at beta·sigma_min = 0.01.
 
     Conditions: one coordinate; sigma_t² >= ``min_variance`` > 0 are variance proxies given the past.
 

@@ -9,7 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from carryclip.theory.bounds._conditions import Array, above_mean, nonnegative, numbers
+from carryclip import _checks
+from carryclip.theory.bounds._conditions import (
+    Array,
+    OutsideConditionsError,
+    above_mean,
+    nonnegative,
+    numbers,
+    positive,
+)
 
 
 class AdaptiveRate:
@@ -30,8 +38,7 @@ class AdaptiveRate:
     """
 
     def __init__(self, diameter: float) -> None:
-        if not (isinstance(diameter, (int, float)) and 0.0 < diameter < math.inf):
-            raise ValueError(f"AdaptiveRate: diameter must be above 0 and finite, got {diameter!r}.")
+        _checks.number("AdaptiveRate", "diameter", diameter, low_open=True, high_open=True)
         self.diameter = float(diameter)
         self.spent = 0.0
         """S_t."""
@@ -68,11 +75,14 @@ def projected_regret(rates: Any, update_norms: Any, carry_norms: Any, *, diamete
     >>> projected_regret([0.1, 0.1], [1.0, 1.0], [0.5, 0.0], diameter=1.0)
     5.15
     """
-    eta, update, carry = _series("projected_regret", rates=rates, update_norms=update_norms, carry_norms=carry_norms)
+    owner = "projected_regret"
+    eta, update, carry = _series(owner, rates=rates, update_norms=update_norms, carry_norms=carry_norms)
+    (size,) = numbers(owner, diameter=diameter)
+    positive(owner, diameter=size)
     if (eta <= 0.0).any() or (np.diff(eta) > 0.0).any():
-        raise ValueError("projected_regret: rates must be above 0 and must not increase.")
+        raise ValueError(f"{owner}: rates must be above 0 and must not increase.")
     steps = float(np.sum(eta * (update**2 / 2.0 + update * carry)))
-    return float(diameter**2 / (2.0 * eta[-1]) + steps + diameter * carry[-1])
+    return float(size**2 / (2.0 * eta[-1]) + steps + size * carry[-1])
 
 
 def leader_regret(rates: Any, gradient_norms: Any, carry_norms: Any, *, distance: float) -> float:
@@ -91,10 +101,13 @@ def leader_regret(rates: Any, gradient_norms: Any, carry_norms: Any, *, distance
     >>> leader_regret([0.1, 0.1], [1.0, 1.0], [0.0, 0.5], distance=1.0)
     5.15
     """
-    eta, size, carry = _series("leader_regret", rates=rates, gradient_norms=gradient_norms, carry_norms=carry_norms)
+    owner = "leader_regret"
+    eta, size, carry = _series(owner, rates=rates, gradient_norms=gradient_norms, carry_norms=carry_norms)
+    (far,) = numbers(owner, distance=distance)
+    nonnegative(owner, distance=far)
     if (eta <= 0.0).any() or (np.diff(eta) > 0.0).any():
-        raise ValueError("leader_regret: rates must be above 0 and must not increase.")
-    return float(distance**2 / (2.0 * eta[-1]) + np.sum(eta * (size**2 / 2.0 + size * carry)))
+        raise ValueError(f"{owner}: rates must be above 0 and must not increase.")
+    return float(far**2 / (2.0 * eta[-1]) + np.sum(eta * (size**2 / 2.0 + size * carry)))
 
 
 def schedule_regret(
@@ -105,13 +118,18 @@ def schedule_regret(
     mean_gradient: Array,
     alpha: Array,
     variance: Array,
-    jump: Array = 0.0,
+    jump: Array | None = None,
+    carry: Array | None = None,
 ) -> Array:
     """E f(x̄) - f* with the carry in *update* units and a schedule of any shape; x̄ is the mean weighted by eta_t.
 
-    (||x_1 - x*||² + sum eta_t²·(q + M·(v + a²)/a) + 2·jump)/(2·sum eta_t), a = min(alpha, sqrt v). Warm-up, cosine and
-    restarts are all the same to it. In *gradient* units, as ``UClip`` keeps the carry, ``jump`` is what ``unit_price``
-    gives; in update units it is 0.
+    (||x_1 - x*||² + sum eta_t²·(q + 2·M·c))/(2·sum eta_t) with c = (v + a²)/(2·a), a = min(alpha, sqrt v). Warm-up,
+    cosine and restarts are all the same to it.
+
+    In *gradient* units, as ``UClip`` keeps the carry, two things are added. The shadow jumps: 2·``jump``, which
+    ``unit_price`` gives. And c bounds the mean carry on average over time only: where rates rise, and weigh some steps
+    more than earlier ones, it takes a bound C on E||D_t|| at every t (``carry``), and
+    2·M·(C - c)_+·sum of eta_t² - min(eta_1², ..., eta_t²) is added.
 
     Args:
         rates: eta_t > 0, fixed beforehand, in any order.
@@ -120,7 +138,9 @@ def schedule_regret(
         mean_gradient: M >= ||gbar_t||.
         alpha: margin, in units of the gradient.
         variance: v >= E||xi_t||².
-        jump: see above.
+        jump: see above; None in update units.
+        carry: see above; needed in gradient units if a rate is larger than an earlier one. ``bounds.walk_mean``, or
+            ``bounds.second_moment_mean`` at the last step.
 
     >>> at = dict(distance=1.0, gradient_square=2.0, mean_gradient=1.0, alpha=0.5, variance=1.0)
     >>> float(round(schedule_regret([0.01] * 10_000, **at), 4))
@@ -128,22 +148,46 @@ def schedule_regret(
     """
     owner = "schedule_regret"
     (eta,) = _series(owner, rates=rates)
-    distance, square, mean, alpha, variance, jump = numbers(
+    distance, square, mean, alpha, variance = numbers(
         owner,
         distance=distance,
         gradient_square=gradient_square,
         mean_gradient=mean_gradient,
         alpha=alpha,
         variance=variance,
-        jump=jump,
     )
     above_mean(owner, alpha)
-    nonnegative(owner, distance=distance, gradient_square=square, mean_gradient=mean, variance=variance, jump=jump)
+    nonnegative(owner, distance=distance, gradient_square=square, mean_gradient=mean, variance=variance)
     if (eta <= 0.0).any():
         raise ValueError(f"{owner}: rates must be above 0.")
+    average = _average(alpha, variance)
+    more = np.asarray(0.0) if jump is None else _in_gradient_units(owner, eta, jump, carry, mean, average)
+    return (distance**2 + np.sum(eta**2) * (square + 2.0 * mean * average) + 2.0 * more) / (2.0 * np.sum(eta))
+
+
+def _in_gradient_units(
+    owner: str, eta: np.ndarray, jump: Array, carry: Array | None, mean: np.ndarray, average: np.ndarray
+) -> np.ndarray:
+    """What a carry in gradient units adds."""
+    (jump,) = numbers(owner, jump=jump)
+    nonnegative(owner, jump=jump)
+    above_least = float(np.sum(eta**2 - np.minimum.accumulate(eta) ** 2))
+    if above_least == 0.0:
+        return jump
+    if carry is None:
+        raise OutsideConditionsError(
+            f"{owner} needs carry, a bound on E||D_t|| at every t, for a carry in gradient units and rates that rise: "
+            "the margin bounds it on average over time only."
+        )
+    (carry,) = numbers(owner, carry=carry)
+    nonnegative(owner, carry=carry)
+    return jump + mean * np.maximum(carry - average, 0.0) * above_least
+
+
+def _average(alpha: np.ndarray, variance: np.ndarray) -> np.ndarray:
+    """The time average of the carry at this margin: (v + a²)/(2·a), a = min(alpha, sqrt v)."""
     used = np.where(variance > 0.0, np.minimum(alpha, np.sqrt(variance)), alpha)
-    carried = np.where(variance > 0.0, mean * (variance + used**2) / used, 0.0)
-    return (distance**2 + np.sum(eta**2) * (square + carried) + 2.0 * jump) / (2.0 * np.sum(eta))
+    return np.where(variance > 0.0, (variance + used**2) / (2.0 * used), 0.0)
 
 
 def update_carry(rates: Any, *, alpha: Array, variance: Array) -> Array:
@@ -159,15 +203,14 @@ def update_carry(rates: Any, *, alpha: Array, variance: Array) -> Array:
     alpha, variance = numbers(owner, alpha=alpha, variance=variance)
     above_mean(owner, alpha)
     nonnegative(owner, variance=variance)
-    used = np.where(variance > 0.0, np.minimum(alpha, np.sqrt(variance)), alpha)
-    return np.where(variance > 0.0, (variance + used**2) / (2.0 * used), 0.0) * np.sum(eta**2)
+    return _average(alpha, variance) * np.sum(eta**2)
 
 
 def unit_price(rates: Any, *, domain: Array, carry: Array) -> Array:
     """What a carry in gradient units adds for a schedule: R·sum of |eta_t - eta_{t+1}|·E||D_{t+1}||.
 
     At most the schedule's total variation times R (``domain``, at least ||x_t - eta_t·D_t - x*||) times the largest
-    mean carry: paid once, however long the run is.
+    mean carry (``carry``, at least E||D_t|| at every t): paid once, however long the run is.
 
     >>> float(round(unit_price([0.1, 0.2, 0.0], domain=2.0, carry=3.0), 6))
     1.8

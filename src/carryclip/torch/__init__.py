@@ -11,6 +11,13 @@
 1.0
 """
 
+from carryclip._checks import needs
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as error:
+    raise needs("carryclip.torch", "PyTorch", "torch", error) from error
+
 from carryclip import (
     EWMA,
     RMS,

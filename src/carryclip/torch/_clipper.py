@@ -2,7 +2,8 @@
 
 import inspect
 import weakref
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch.optim import Optimizer
 from carryclip.advice import Advice
 from carryclip.algorithm import NonFinite, Rule
 from carryclip.carry import DEFAULT, CarryPolicy
+from carryclip.groups import Regions
 from carryclip.policy import Policy
 from carryclip.regions import Norm, Region
 from carryclip.torch import _foreign, _layout
@@ -20,6 +22,9 @@ from carryclip.torch._layout import Group, RegionMap
 from carryclip.torch._session import Session, check_every
 from carryclip.torch._state import PREFIX, OwnHome, carry_of, read_storage, refill
 from carryclip.torch._watch import Metrics
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup  # not in every build of torch
 
 _ASSIGNABLE = {"metrics_every", "_session", "_hooks", "_removed"}
 
@@ -42,8 +47,8 @@ class UClip:
         metrics_every: measure the first step and then every so many: with 10 the 10th, 20th, ..., after which trainers
             log. 0 switches metrics and automatic warnings off.
         observe: change nothing, only record what clipping would do; see ``advise()``.
-        compile: True compiles the step for large tensors with ``torch.compile``: less time per step for half a minute
-            at the first one. ``"auto"`` does so for models of some size. Without a compiler it goes on as it is.
+        compile: True compiles the step for large tensors with ``torch.compile``: the first step takes half a minute
+            longer, later ones less time. ``"auto"`` does so for large models. Without a compiler nothing is compiled.
         carry_dtype: ``"bfloat16"`` stores the carry in half the memory, rounded at random so that nothing is lost on
             average; the default is at least float32.
         moments_dtype: the same for moments and feed averages.
@@ -63,8 +68,8 @@ class UClip:
 
     def __init__(
         self,
-        target: Any,
-        region: Any,
+        target: Optimizer | Iterable[Optimizer] | Iterable[Tensor] | Iterable[Group],
+        region: Region | Mapping[Any, Region | None],
         carry: CarryPolicy = DEFAULT,
         nonfinite: NonFinite = "skip",
         *,
@@ -73,7 +78,7 @@ class UClip:
         compile: CompileMode = False,
         carry_dtype: str | torch.dtype | None = None,
         moments_dtype: str | torch.dtype | None = None,
-        process_group: Any = None,
+        process_group: "ProcessGroup | None" = None,
     ) -> None:
         self._session = Session(
             target,
@@ -132,7 +137,7 @@ class UClip:
             )
         self._session.run(None, None)
 
-    def change(self, region: Any = None, *, carry: CarryPolicy | None = None) -> None:
+    def change(self, region: Regions | None = None, *, carry: CarryPolicy | None = None) -> None:
         """Clip to another region, or with another carry policy, from the next step on. The carry is kept.
 
         Moments and feed averages are kept where they mean the same, and start anew otherwise. With ``carry=False`` what

@@ -5,10 +5,11 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from carryclip.groups import Regions
 from carryclip.torch._clipper import UClip, check_arguments
 
 
-def uclipped(optimizer_class: type[Optimizer], region: Any, **options: Any) -> type[Any]:
+def uclipped(optimizer_class: type[Optimizer], region: Regions, **options: Any) -> type[Any]:
     """A subclass of ``optimizer_class`` whose instances come with ``UClip`` attached.
 
     Wherever a class is wanted instead of an instance, or the optimizer is copied or pickled, this keeps the clipping.

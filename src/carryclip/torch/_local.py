@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map_only
 from carryclip.algorithm import NonFinite
 from carryclip.carry import DEFAULT, CarryPolicy, check_policy
 from carryclip.diagnosis import warn_user
+from carryclip.groups import Regions
 from carryclip.torch import _foreign, _layout
 from carryclip.torch._agree import NonFiniteGradientError
 from carryclip.torch._backward import Average, Buckets, Passes, Source, Stage
@@ -61,7 +62,7 @@ class LocalUClip:
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        region: Any,
+        region: Regions,
         carry: CarryPolicy = DEFAULT,
         nonfinite: NonFinite = "skip",
         *,

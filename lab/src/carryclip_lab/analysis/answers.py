@@ -38,7 +38,7 @@ class Answer:
 
 
 def helps(effect: Effect | None, little: float) -> Verdict:
-    """Whether the interval lies above 0, below it, or so close to it that nobody would care."""
+    """Whether the interval lies above 0, below it, or so close to it that the difference does not matter."""
     if not _known(effect):
         return "inconclusive"
     if effect.low > 0.0:

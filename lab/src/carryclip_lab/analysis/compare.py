@@ -36,6 +36,8 @@ class Effect:
         """In words, if it is a ratio of epochs."""
         if math.isnan(self.value):
             return "neither reached"
+        if self.seeds < 2:
+            return f"{number(self.value)} (one seed)"
         return f"{number(self.value)} [{number(self.low)}, {number(self.high)}]"
 
     @property

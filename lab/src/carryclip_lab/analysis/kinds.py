@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from carryclip_lab import figures
-from carryclip_lab.analysis import accuracy, judge, tables
+from carryclip_lab.analysis import accuracy, judge, tables, words
 from carryclip_lab.analysis.answers import Answer, answers
 from carryclip_lab.analysis.claims import Claim
 from carryclip_lab.analysis.summary import Summary
@@ -22,7 +22,7 @@ class Kind:
         judge: the paper's claims; none where the paper has no such runs.
         answers: to those who ask whether to turn the carry on.
         parts: a study's lines in the tables of all trials, by their names.
-        in_report: whether the report shows the table; not where the figures say it all.
+        words: the result in sentences; none where a table of all trials has them.
         trial: whether each data set of a study is a trial with a title of its own.
     """
 
@@ -31,12 +31,12 @@ class Kind:
     judge: Callable[[Summary], list[Claim]] = lambda summary: []
     answers: Callable[[Summary], list[Answer]] = lambda summary: []
     parts: Callable[[Summary], dict[str, list[list[str]]]] = lambda summary: {}
-    in_report: bool = True
+    words: Callable[[Summary], list[str]] = lambda summary: []
     trial: bool = False
 
 
 KINDS: dict[str, Kind] = {
-    "epochs": Kind(figures.FIGURES, tables.of_epochs, judge.judge, in_report=False),
+    "epochs": Kind(figures.FIGURES, tables.of_epochs, judge.judge, words=words.of_epochs),
     "accuracy": Kind(figures.IMAGES, accuracy.table, accuracy.judged),
     "trial": Kind(figures.TRIALS, tables.of_trial, answers=answers, parts=tables.parts, trial=True),
 }

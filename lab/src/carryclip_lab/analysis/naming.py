@@ -28,6 +28,12 @@ PEERS = {
     "ZScore": "ZClip",
 }
 """Others' remedies, by the names of their classes."""
+REWARDS = {
+    "carryclip_lab.rewards:Clipped": "rewards clipped",
+    "carryclip_lab.rewards:Carried": "rewards with carry",
+    "carryclip_lab.rewards:Seen": "rewards with carry, seen",
+}
+"""What is done to rewards instead of gradients."""
 
 Kind = Literal["none", "component", "norm", "Welford", "EWMA", "other"]
 
@@ -106,7 +112,7 @@ class Method:
         if self.own is None:
             name = "none" if self.carry is None else _policy_name(self.carry)
             return name if self.radius is None else f"{name} at {self.radius}"
-        name = PEERS.get(self.own.removeprefix(_PEERS), self.own)
+        name = REWARDS.get(self.own) or PEERS.get(self.own.removeprefix(_PEERS), self.own)
         return name if not self.carry else f"{name} + {_policy_name(self.carry).removeprefix('U-Clip, ')}"
 
     @property

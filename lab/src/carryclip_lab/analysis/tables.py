@@ -39,7 +39,7 @@ def of_epochs(summary: Summary) -> Table:
         optimizer = OPTIMIZERS.get(setting.optimizer, setting.optimizer)
         lines.append([optimizer, clipping, *map(_epochs, cells)])
     heads = ["optimizer", "clipping", *(f"batch {batch:,}" for batch in summary.batches)]
-    note = "epochs at the best learning rate: median (range) over seeds, or k of n: only so many reached the target"
+    note = "epochs at the best learning rate: median (range) over seeds, or how many of the seeds reached the target"
     return Table(heads, lines, note)
 
 

@@ -14,12 +14,14 @@ from rich.status import Status
 
 from carryclip_lab.bench import models, report, runner
 from carryclip_lab.bench.runner import Options, Row
-from carryclip_lab.commands.output import complain, make_folder
+from carryclip_lab.checks import UserError
+from carryclip_lab.commands.output import make_folder, tells_errors
 
 QUIET_SECONDS = 30
 """Between two lines about the progress where there is no terminal."""
 
 
+@tells_errors
 def main(
     *,
     quick: bool,
@@ -34,13 +36,8 @@ def main(
     console = Console()
     chosen = model or (["conv-net", "600 tiny tensors"] if quick else list(models.MODELS))
     parts = list(part or (("clipping", "overhead") if quick else runner.PARTS))
-    wrong = _wrong(chosen, repeats)
-    if wrong:
-        complain(console, wrong)
-        return 2
-    folder = make_folder(out, console)
-    if folder is None:
-        return 2
+    _check(chosen, repeats)
+    folder = make_folder(out)
     if "optax" in parts and (not jax or importlib.util.find_spec("optax") is None):
         parts.remove("optax")
         if jax:
@@ -64,13 +61,12 @@ def main(
     return 0
 
 
-def _wrong(chosen: Sequence[str], repeats: int | None) -> str | None:
+def _check(chosen: Sequence[str], repeats: int | None) -> None:
     unknown = [name for name in chosen if name not in models.MODELS]
     if unknown:
-        return f"There is no model {unknown[0]!r}; choose from: {', '.join(models.MODELS)}."
+        raise UserError(f"There is no model {unknown[0]!r}; choose from: {', '.join(models.MODELS)}.")
     if repeats is not None and repeats < 3:
-        return f"repeats must be at least 3 for a median with quartiles; got {repeats}."
-    return None
+        raise UserError(f"repeats must be at least 3 for a median with quartiles; got {repeats}.")
 
 
 class _Teller:

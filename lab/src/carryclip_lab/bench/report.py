@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from carryclip_lab.commands.output import save_figure
+from carryclip_lab.commands.output import many, save_figure
 
 Record = dict[str, Any]
 
@@ -25,37 +25,54 @@ COLUMNS: dict[str, Callable[[Record], str]] = {
     "models moved": lambda row: _shown(row["bytes_moved"], ".1f"),
 }
 """Of all tables; one that has nothing to say is left out."""
+HALVES = tuple(COLUMNS)[:4], tuple(COLUMNS)[4:]
+"""Time, and what else it costs: two tables where one would be too wide for the terminal."""
 
 
 def _shown(value: float | None, form: str, factor: float = 1.0) -> str:
     return "" if value is None else format(value * factor, form)
 
 
-def tables(results: dict[str, Any]) -> Iterable[Table]:
-    """One table for each contest."""
+def tables(results: dict[str, Any], width: int = 200) -> Iterable[Table]:
+    """One table for each contest; two where so many characters cannot hold one, since a number cut short is none."""
     contests: dict[tuple[str, str], list[Record]] = {}
     for row in results["rows"]:
         contests.setdefault((row["part"], row["model"]), []).append(row)
     for (part, model), rows in contests.items():
         unit = "runs side by side" if part == "theory" else "parameters"
         title = f"{part}: {model} ({rows[0]['parameters']:,} {unit})"
-        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
         columns = {name: [shown(row) for row in rows] for name, shown in COLUMNS.items()}
         columns = {name: words for name, words in columns.items() if any(words)}
-        table.add_column("", no_wrap=True)
-        for name in columns:
-            table.add_column(name, justify="right", no_wrap=True)
-        for place, row in enumerate(rows):
-            table.add_row(row["name"], *(words[place] for words in columns.values()))
-        yield table
+        names = [row["name"] for row in rows]
+        if _width(names, columns) <= width:
+            yield _table(title, names, columns)
+            continue
+        for number, half in enumerate(HALVES):
+            if some := {name: columns[name] for name in half if name in columns}:
+                yield _table(title if number == 0 else f"{part}: {model}, memory and kernels", names, some)
+
+
+def _width(names: list[str], columns: dict[str, list[str]]) -> int:
+    """Of a table that shows everything: its widest words, and the space between."""
+    return 2 + max(map(len, names)) + sum(3 + max(map(len, [name, *words])) for name, words in columns.items())
+
+
+def _table(title: str, names: list[str], columns: dict[str, list[str]]) -> Table:
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in zip(names, *columns.values(), strict=True):
+        table.add_row(*row)
+    return table
 
 
 def show(results: dict[str, Any], console: Console) -> None:
     """Print all tables."""
     where = results["setting"]
     console.print(
-        f"carryclip {where['carryclip']}, torch {where['torch']}, {where['processor']}, {where['threads']} threads; "
-        "medians, timed by turns"
+        f"carryclip {where['carryclip']}, torch {where['torch']}, {where['processor']}, "
+        f"{many(where['threads'], 'thread')}; medians, timed by turns"
     )
     console.print(
         "ms: per step, ± half the distance of its quartiles; × base: to clip_grad_norm_ (optax: to optax's own; "
@@ -63,7 +80,7 @@ def show(results: dict[str, Any], console: Console) -> None:
         "× floor: to a bare pass over the same arrays; peak MB: allocated at a time; B/param: kept between steps; "
         "kernels: dispatched per step."
     )
-    for table in tables(results):
+    for table in tables(results, console.width):
         console.print(table)
 
 

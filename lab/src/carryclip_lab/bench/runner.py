@@ -1,7 +1,6 @@
 """Runs the contests and collects one flat list of results."""
 
 import gc
-import importlib.metadata
 import math
 import os
 import platform
@@ -15,10 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from carryclip import CarryClipWarning, __version__
+from carryclip.doctor import version_of
 from carryclip_lab.bench import contestants, jax_side, meters, models, theory_side, training
 from carryclip_lab.bench.contestants import COMPONENT_RADIUS, Entry, Make
 from carryclip_lab.bench.meters import Times
 from carryclip_lab.bench.models import Shape
+from carryclip_lab.engine.work import processor
 from carryclip_lab.theory_figures.study import Scale
 
 BASELINE = "clip_grad_norm_"
@@ -67,29 +68,14 @@ def as_json(rows: Iterable[Row], command: str) -> dict[str, Any]:
         "command": command,
         "carryclip": __version__,
         "torch": torch.__version__,
-        "jax": _version("jax"),
-        "optax": _version("optax"),
+        "jax": version_of("jax"),
+        "optax": version_of("optax"),
         "python": platform.python_version(),
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
     }
     return {"setting": where, "rows": [asdict(row) for row in rows]}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo") as file:
-            return next(line.split(":")[1].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 class Arena:

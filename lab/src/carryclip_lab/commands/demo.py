@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from carryclip_lab.commands import reproduce
-from carryclip_lab.commands.output import make_folder
+from carryclip_lab.commands.output import make_folder, tells_errors
 from carryclip_lab.engine.settings import Options
 from carryclip_lab.theory_figures import main as theory
 from carryclip_lab.theory_figures.study import Scale
@@ -16,13 +16,12 @@ SCALE = Scale(seeds=250, points=12)
 QUICK = Scale(steps=500, seeds=20, points=4)
 
 
+@tells_errors
 def main(*, quick: bool, out: str) -> int:
     """Run it, and say where to look."""
     console = Console()
     begun = time.perf_counter()
-    folder = make_folder(out, console)
-    if folder is None:
-        return 2
+    folder = make_folder(out)
     console.rule("1. What the theory says", align="left")
     code = theory.main("theory", QUICK if quick else SCALE, str(folder / "theory"))
     if code:

@@ -18,9 +18,9 @@ PACKAGES = {
 }
 
 
-def main() -> int:
+def main(*, as_json: bool = False) -> int:
     """Print the findings; 0 if everything that is installed works."""
-    return doctor.main(PACKAGES, {"cifar10": _check_data})
+    return doctor.main(PACKAGES, {"cifar10": _check_data}, as_json=as_json)
 
 
 def _check_data() -> str:

@@ -1,12 +1,17 @@
 """Where results go: the folder a command writes to, and figures in it."""
 
 import csv
+import functools
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 from rich.console import Console
+
+from carryclip_lab.checks import UserError
+
+P = ParamSpec("P")
 
 
 def complain(console: Console, error: object) -> None:
@@ -14,15 +19,34 @@ def complain(console: Console, error: object) -> None:
     console.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
 
 
-def make_folder(out: str, console: Console) -> Path | None:
-    """The folder, made if it is not there; None, after saying why, if it cannot be."""
+def many(count: int, word: str) -> str:
+    """A count with its word: "1 run", "72 runs"."""
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+
+
+def tells_errors(command: Callable[P, int]) -> Callable[P, int]:
+    """A command that says what can be put right, and returns 2."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> int:
+        try:
+            return command(*args, **kwargs)
+        except UserError as error:
+            complain(Console(), error)
+            return 2
+
+    return run
+
+
+def make_folder(out: str | Path) -> Path:
+    """The folder, made if it is not there."""
     folder = Path(out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        complain(console, f"Cannot write to {folder}: {error.strerror}. Choose another folder with --out.")
-        return None
+        said = f"Cannot write to {folder}: {error.strerror}. Choose another folder with --out."
+        raise UserError(said) from None
     return folder
 
 

@@ -1,5 +1,6 @@
 """The command behind ``carryclip plan``: what studies cost on this machine, before anything starts."""
 
+import json
 import os
 import time
 from collections.abc import Sequence
@@ -9,17 +10,18 @@ from rich.console import Console
 from rich.table import Table
 
 from carryclip_lab import grid
-from carryclip_lab.commands.output import complain
+from carryclip_lab.checks import UserError
+from carryclip_lab.commands.output import many, tells_errors
 from carryclip_lab.data.unpack import DataError
 from carryclip_lab.engine import cost
 from carryclip_lab.engine.settings import Options
 from carryclip_lab.spec import Spec
-from carryclip_lab.store.database import StoreError
 from carryclip_lab.store.records import duration
 from carryclip_lab.store.store import Store
 from carryclip_lab.task import Place, find
 
 
+@tells_errors
 def ask(
     what: Sequence[str],
     *,
@@ -30,11 +32,12 @@ def ask(
     device: str,
     data: str | None,
     images_per_second: float | None,
+    as_json: bool = False,
 ) -> int:
     """Find the studies and plan them."""
     from carryclip_lab.commands.reproduce import InputError, check_options, studies
 
-    console = Console()
+    console = Console(stderr=as_json)  # what is no JSON goes elsewhere
     try:
         check_options(Options(workers=workers, threads=threads, device=device))
         if images_per_second is not None and not images_per_second > 0:
@@ -48,10 +51,9 @@ def ask(
         elsewhere = images_per_second is not None  # where nothing is known of its cores
         workers = workers or (1 if elsewhere else default_workers(threads, device))
         given = {"store": store, "workers": workers, "threads": threads, "device": device, "data": data}
-        return main(chosen, typed, **given, images_per_second=images_per_second)
-    except (ValueError, StoreError, DataError) as error:
-        complain(console, error)
-        return 2
+        return main(chosen, typed, **given, images_per_second=images_per_second, as_json=as_json)
+    except ValueError as error:
+        raise UserError(error) from None
 
 
 def _at_hand(chosen: Sequence[grid.Study], data: str | None, console: Console) -> list[grid.Study]:
@@ -82,11 +84,12 @@ def main(
     device: str,
     data: str | None = None,
     images_per_second: float | None = None,
+    as_json: bool = False,
 ) -> int:
     """Measure, and print a table."""
     from carryclip_lab.engine.calibration import calibrate
 
-    console = Console()
+    console = Console(stderr=as_json)
     begun = time.perf_counter()
     specs = [spec for study in chosen for spec in study.specs]
     images = [spec for spec in specs if find(spec.task).lasting]
@@ -97,18 +100,29 @@ def main(
         if images and images_per_second is not None:
             rates[images[0].task] = cost.priced(images, images_per_second)
     where = "On this machine" if specs else f"At {images_per_second:,.0f} images/s"
-    how = f"{workers} worker(s) of {threads} thread(s), {device}" if specs else f"{workers} run(s) at a time"
+    how = f"{many(workers, 'worker')} of {many(threads, 'thread')}, {device}"
+    how = how if specs else f"{many(workers, 'run')} at a time"
     table = Table(title=f"{where}: {how}", title_justify="left")
     for column in ("study", "tier", "runs", "done", "steps", "expected", "at most"):
-        table.add_column(column, justify="left" if column in ("study", "tier") else "right")
+        table.add_column(column, justify="left" if column in ("study", "tier") else "right", no_wrap=True)
+    rows = []
     for study in chosen:
         done = finished(study, store)
         left = [pair for pair in zip(study.specs, study.typical, strict=True) if pair[0].id not in done]
         longest = [(spec, float(spec.epochs)) for spec, _ in left]
         expected, most = (estimate(pairs, rates, workers) for pairs in (left, longest))
         steps = sum(spec.recipe.epoch(spec)[0] * epochs for spec, epochs in left)
+        rows.append(
+            {
+                **{"study": study.name, "tier": study.tier, "runs": len(study.specs), "done": len(done)},
+                **{"steps": round(steps), "expected_seconds": expected, "at_most_seconds": most},
+            }
+        )
         runs = f"{len(study.specs):,}"
         table.add_row(study.name, study.tier, runs, f"{len(done):,}", said(steps), duration(expected), duration(most))
+    if as_json:
+        print(json.dumps({"workers": workers, "threads": threads, "device": device, "studies": rows}, indent=1))
+        return 0
     console.print(table)
     for line in _said_of_images(images, rates, images_per_second):
         console.print(line, highlight=False, markup=False)

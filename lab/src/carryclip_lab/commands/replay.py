@@ -6,35 +6,31 @@ from dataclasses import fields
 from rich.console import Console
 from rich.table import Table
 
-from carryclip_lab.commands.output import complain
+from carryclip_lab.checks import UserError
+from carryclip_lab.commands.output import complain, tells_errors
 from carryclip_lab.commands.status import find
 from carryclip_lab.engine import work
 from carryclip_lab.engine.settings import Setting
 from carryclip_lab.store.database import StoreError
-from carryclip_lab.store.records import End, Epoch, Progress
+from carryclip_lab.store.records import End, Epoch, Progress, Record
 from carryclip_lab.store.store import Store
 
 COMPARED = [field.name for field in fields(Epoch) if field.name != "seconds"]
 
 
+@tells_errors
 def main(start: str, path: str, data: str | None = None) -> int:
     """0 if every number is the same, 1 if one differs, 2 if there is nothing to compare with."""
     console = Console()
-    try:
-        with Store(path, create=False) as store:
-            run = find(store, start)
-            store.check(run)
-            record = store.record_of(run)
-            recorded = store.epochs(run)
-    except StoreError as error:
-        complain(console, error)
-        return 2
+    with Store(path, create=False) as store:
+        run = find(store, start)
+        store.check(run)
+        record = store.record_of(run)
+        recorded = store.epochs(run)
     if record.outcome is None:
-        complain(console, f"Run {run} is not done yet; see carryclip status --store {path}")
-        return 2
+        raise StoreError(f"Run {run} is not done yet; see carryclip status --store {path}")
     if (needs := record.spec.recipe.needs) and data is None:
-        complain(console, f"Run {run} is of {record.spec.task}, which needs {needs}.")
-        return 2
+        raise UserError(f"Run {run} is of {record.spec.task}, which needs {needs}.")
     threads = int(record.environment.get("threads", 1))
     device = record.environment.get("device", "cpu")
     setting = Setting(threads=threads, device=device, paths=(os.getcwd(),), data=data)
@@ -52,7 +48,8 @@ def main(start: str, path: str, data: str | None = None) -> int:
             status.update(f"Training: epoch {event.epoch} of {len(recorded)}{said}")
     different = differences(recorded, again)
     if end is not None and (end.outcome, end.reached) != (record.outcome, record.reached):
-        complain(console, f"It ended otherwise: recorded {record.outcome}, now {end.outcome}. {end.message or ''}")
+        before, now = (_said(ended) for ended in (record, end))
+        complain(console, f"It ended otherwise: recorded {before}, now {now}. {end.message or ''}".rstrip())
     elif not different:
         console.print(f"Every number of its {len(recorded)} epochs is the same.")
         return 0
@@ -65,6 +62,12 @@ def main(start: str, path: str, data: str | None = None) -> int:
         if here.get(key) != value and key != "commit":
             console.print(f"Recorded with {key} {value}, here {here.get(key)}.", highlight=False)
     return 1
+
+
+def _said(ended: Record | End) -> str:
+    """How a run has ended, in words."""
+    epoch = "" if ended.reached is None else f" in epoch {ended.reached}"
+    return f"{str(ended.outcome).replace('_', ' ')}{epoch}"
 
 
 def differences(recorded: list[Epoch], again: list[Epoch]) -> list[tuple[int, str, object, object]]:

@@ -13,17 +13,17 @@ from rich.console import Console
 
 from carryclip_lab import grid
 from carryclip_lab import task as tasks
-from carryclip_lab.checks import check_keys
-from carryclip_lab.commands.output import complain, make_folder
-from carryclip_lab.data.unpack import DataError
+from carryclip_lab.checks import UserError, check_keys
+from carryclip_lab.commands.output import make_folder, tells_errors
+from carryclip_lab.commands.studies import known, none_left
 from carryclip_lab.engine.owners import free_the_dead
-from carryclip_lab.engine.settings import Options
-from carryclip_lab.spec import FIELDS, Spec, parse
+from carryclip_lab.engine.settings import Options, Setting
+from carryclip_lab.spec import FIELDS, parse
 from carryclip_lab.store.database import StoreError
 from carryclip_lab.store.store import Store
 
 
-class InputError(ValueError):
+class InputError(UserError):
     """Something on the command line that cannot be meant."""
 
 
@@ -33,7 +33,7 @@ def studies(what: Sequence[str], tier: str | None) -> list[grid.Study]:
     if tier is not None and tier not in tiers:
         raise InputError(f"There is no tier {tier!r}; there are {', '.join(tiers)}.")
     families = {name for name in what if name in grid.families()}
-    named = [grid.load(name) for name in dict.fromkeys(what) if name not in families]
+    named = [grid.load(known(name)) for name in dict.fromkeys(what) if name not in families]
     shipped = [grid.load(name) for name in grid.names() if not families or name.partition("-")[0] in families]
     tiered = [study for study in shipped if study.tier == tier] if tier else []
     if families and not tier:
@@ -41,7 +41,8 @@ def studies(what: Sequence[str], tier: str | None) -> list[grid.Study]:
         raise InputError(f"Of which size? There are {offered}.")
     chosen = list({study.name: study for study in (*named, *tiered)}.values())
     if not chosen:
-        raise InputError(f"Which study? There are {', '.join(grid.names())}; or --tier smoke, or a .toml file.")
+        there = ", ".join(grid.names())
+        raise InputError(f'Which study? There are {there}; or --tier smoke, or a .toml file. Or "theory" for figures.')
     return chosen
 
 
@@ -86,6 +87,7 @@ def _canonical(key: str, value: str, own: dict[str, Any]) -> str:
     return value
 
 
+@tells_errors
 def main(
     what: Sequence[str],
     *,
@@ -105,29 +107,26 @@ def main(
         chosen = studies(what, tier)
         wanted = restriction(only, chosen)
         check_options(options)
-        options, team = _gathered(chosen, options)
+        setting, team = _gathered(chosen, options)
         if team is not None and not team.leads:
-            return _follow(Path(store), options, team)
-        chosen = with_data(chosen, wanted, options, console)
-        _check(chosen, wanted, options, theory, processes=1 if team is None else team.size)
-    except (ValueError, DataError) as error:
-        complain(console, error)
+            return _follow(Path(store), setting, team)
+        chosen = with_data(chosen, wanted, setting, console)
+        _check(chosen, wanted, setting, theory, processes=1 if team is None else team.size)
+    except (ValueError, UserError) as error:
         if team is not None:
             team.told(None)  # the others may go home
-        return 2
-    folder = make_folder(out, console)
+        raise UserError(error) from None
     path = Path(store)
-    if folder is None or make_folder(str(path.parent), console) is None:
-        return 2
+    make_folder(out)
+    make_folder(path.parent)
     from carryclip_lab.engine.supervise import supervise
 
     try:
         if not resume:
             _set_aside(path, console)
-        code = supervise(chosen, path, options, console, wanted, retry=retry, team=team)
-    except (StoreError, sqlite3.Error, ValueError, ConnectionError) as error:
-        complain(console, error)
-        return 2
+        code = supervise(chosen, path, setting, console, wanted, retry=retry, team=team)
+    except (sqlite3.Error, ValueError, ConnectionError) as error:
+        raise UserError(error) from None
     if code == 130:
         return code
     from carryclip_lab.analysis.summary import runs_of, summaries
@@ -144,15 +143,15 @@ def main(
     return report(store, [study.name for study in chosen], out, theory) or code
 
 
-def _gathered(chosen: Sequence[grid.Study], options: Options) -> tuple[Options, Any]:
+def _gathered(chosen: Sequence[grid.Study], options: Options) -> tuple[Setting, Any]:
     """Options as they are meant, and the processes that work together, if torchrun has started some."""
     beside = {str(Path(study.folder)) for study in chosen if study.folder is not None}
-    options = replace(options, paths=tuple(sorted(beside)))
+    setting = Setting(**vars(options), paths=tuple(sorted(beside)))
     if options.data is None and all(study.tier == "smoke" for study in chosen):
         made = {folder for task in _tasks_of(chosen) if (folder := tasks.find(task).own_data())}
-        options = replace(options, data=next(iter(made), None))
+        setting = replace(setting, data=next(iter(made), None))
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
-        return options, None
+        return setting, None
     others = {task for task in _tasks_of(chosen) if not tasks.find(task).joint}
     if others:
         raise InputError(f"torchrun is for imagenet; {', '.join(sorted(others))} runs in workers, without it.")
@@ -165,21 +164,24 @@ def _gathered(chosen: Sequence[grid.Study], options: Options) -> tuple[Options, 
     check_device(options.device)
     from carryclip_lab.engine.team import join
 
-    return replace(options, engine="torchrun"), join(options.device)
+    return setting, join(options.device)
 
 
-def _follow(store: Path, options: Options, team: Any) -> int:
+def _follow(store: Path, setting: Setting, team: Any) -> int:
     from carryclip_lab.engine.supervise import setting_of
     from carryclip_lab.engine.together import follow
 
-    return follow(setting_of(store, options), team)
+    return follow(setting_of(store, setting), team)
 
 
 def with_data(
     chosen: Sequence[grid.Study], wanted: dict[str, set[str]], options: Options, console: Console
 ) -> list[grid.Study]:
     """Studies on the data that there are; those that need --data are left out without it, if there are others."""
-    chosen = [study for study in chosen if any(grid.matches(spec, wanted) for spec in study.specs)]
+    asked = chosen
+    chosen = [study for study in asked if any(grid.matches(spec, wanted) for spec in study.specs)]
+    if not chosen:
+        raise InputError(none_left([spec for study in asked for spec in study.specs], wanted))
     found = []
     for study in chosen:
         known = study.with_data(options.data, make=True)
@@ -202,7 +204,7 @@ def _check(
     """Before anything starts: is there something to do, and all that it needs? A run's failure is for good."""
     specs = [spec for study in chosen for spec in study.specs if grid.matches(spec, wanted)]
     if not specs:
-        raise InputError("No run is left by --only; carryclip plan shows what the studies have.")
+        raise InputError(none_left([spec for study in chosen for spec in study.specs], wanted))
     if theory is not None and not (Path(theory) / "claims.json").is_file():
         raise InputError(
             f"{theory} has no figures of the theory; carryclip reproduce theory --out {theory} makes them."
@@ -211,27 +213,13 @@ def _check(
         spec.recipe.check(spec, processes)
         if spec.recipe.lasting and not options.device.startswith(("cpu", "cuda")):
             raise InputError(f"{spec.task} trains on cpu or cuda, not on {options.device!r}.")
-    if options.engine == "local":
-        check_data(specs, options.data)
     for method in {spec.method for spec in specs if spec.method is not None}:
         tasks.load(method, "method")
-    _check_machine(options)
-
-
-def check_data(specs: Sequence[Spec], data: str | None = None) -> None:
-    """Whether what ``carryclip data`` fetches is here, and what is one's own.
-
-    Raises:
-        DataError: it is not; the message says what to do.
-    """
-    for task in {(spec.task, spec.settings): spec.recipe for spec in specs}.values():
-        task.at_hand(data)
-
-
-def _check_machine(options: Options) -> None:
     if options.engine == "ray" and importlib.util.find_spec("ray") is None:
         raise InputError('The cluster engine is an extra; in a clone: pip install "./lab[ray]"')
-    if options.engine == "local":
+    if options.engine == "local" and processes == 1:  # the processes of a team have looked at theirs, and will
+        for task in {(spec.task, spec.settings): spec.recipe for spec in specs}.values():
+            task.at_hand(options.data)
         check_device(options.device)
 
 
@@ -274,9 +262,3 @@ def check_options(options: Options) -> None:
         raise InputError(f"--gpus must be a share of one or a whole number, got {options.gpus:g}.")
     if options.engine == "ray" and options.device != "cpu" and not options.gpus:
         raise InputError("Workers on a cluster get a GPU only if you say how much of one: --gpus 1, or --gpus 0.25.")
-
-
-def options_from(**given: Any) -> Options:
-    """Options with the command line's units turned into ours."""
-    hours = given.pop("timeout")
-    return Options(timeout=None if hours is None else hours * 3600.0, **given)

@@ -9,8 +9,10 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from carryclip_lab.checks import UserError
 
-class DataError(RuntimeError):
+
+class DataError(UserError):
     """Data is missing or not what it should be; says what, where, and what to do."""
 
 

@@ -37,30 +37,17 @@ class RayEngine:
     Args:
         store: where runs come from and go to, on the driver's disk.
         owner: in whose name they are taken.
-        setting: for the workers; its folders are the nodes' own.
-        address: of the cluster; None for one that is started here, which listens on this machine alone.
-        workers: tasks in flight; None for as many as the cluster has room for.
-        gpus: share of a GPU for each.
-        timeout: seconds that a run may take; None for what is usual for its task.
+        setting: for the workers; its folders are the nodes' own. Without an address a cluster is started here, which
+            listens on this machine alone; without a number of workers it gets as many tasks as it has room for.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        owner: str,
-        setting: Setting,
-        *,
-        address: str | None,
-        workers: int | None,
-        gpus: float,
-        timeout: float | None,
-    ) -> None:
+    def __init__(self, store: Store, owner: str, setting: Setting) -> None:
         self.store, self.owner, self.setting = store, owner, setting
-        self.workers, self.gpus, self.timeout = workers, gpus, timeout
+        address = setting.address
         if not ray.is_initialized():
             quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
             ray.init(address=address, include_dashboard=False if address is None else None, **quiet)
-        options = {"num_cpus": setting.threads, "num_gpus": gpus, "max_retries": 0, "num_returns": "streaming"}
+        options = {"num_cpus": setting.threads, "num_gpus": setting.gpus, "max_retries": 0, "num_returns": "streaming"}
         self._task = ray.remote(_train).options(**options)
         self._check_room()
         self._flying: dict[Any, tuple[Spec, str]] = {}
@@ -92,21 +79,21 @@ class RayEngine:
     def _check_room(self) -> None:
         """A task that no node can ever run would wait for ever without a word."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        wanted = {"CPU": float(self.setting.threads), "GPU": self.gpus}
+        wanted = {"CPU": float(self.setting.threads), "GPU": self.setting.gpus}
         if not any(all(node.get(kind, 0.0) >= size for kind, size in wanted.items()) for node in nodes):
             raise ValueError(
-                f"No node of the cluster has {self.setting.threads} CPUs and {self.gpus:g} GPUs; "
+                f"No node of the cluster has {self.setting.threads} CPUs and {self.setting.gpus:g} GPUs; "
                 "take fewer --threads or --gpus, or start larger nodes."
             )
 
     def _room(self) -> int:
         """Tasks to have in flight: what the cluster can run now, and no queue that grows with the study."""
-        if self.workers is not None:
-            return self.workers
+        if self.setting.workers is not None:
+            return self.setting.workers
         total = ray.cluster_resources()
         room = total.get("CPU", 0.0) // self.setting.threads
-        if self.gpus:
-            room = min(room, total.get("GPU", 0.0) // self.gpus)
+        if self.setting.gpus:
+            room = min(room, total.get("GPU", 0.0) // self.setting.gpus)
         return max(1, int(room))
 
     def _fill(self, study: str) -> None:
@@ -123,7 +110,7 @@ class RayEngine:
             flights = list(self._flying)
             ready = ray.wait(flights, num_returns=len(flights), timeout=0)[0] if flights else []
         for flight, begun in list(self._begun.items()):
-            limit = limit_of(self._flying[flight][0], self.timeout)
+            limit = limit_of(self._flying[flight][0], self.setting.timeout)
             if limit is not None and time.monotonic() - begun > limit:
                 ray.cancel(flight, force=True)
                 self._end(flight, End("timeout", message=f"Stopped after {limit:g} s, the limit for a run."))

@@ -5,10 +5,11 @@ from collections import Counter
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from carryclip_lab.engine.cost import weight
 from carryclip_lab.grid import Study
-from carryclip_lab.store.records import OUTCOMES, duration
+from carryclip_lab.store.records import FAULTS, OUTCOMES, duration
 from carryclip_lab.store.store import Store
 
 REFRESH, PLAIN = 1.0, 30.0
@@ -30,8 +31,15 @@ class Display:
         self._begun = time.monotonic()
         self._at_start = self._done()
         self._looked = self._said = 0.0
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-        self._bar = Progress(*columns, TextColumn("{task.fields[left]}"), console=console, transient=True)
+        whole = Column(no_wrap=True, overflow="ignore")  # the bar gives way, numbers do not
+        columns = (
+            TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", max_width=20)),
+            BarColumn(bar_width=None, table_column=Column(ratio=1)),
+            TaskProgressColumn(table_column=whole),
+            TimeElapsedColumn(table_column=whole),
+            TextColumn("{task.fields[left]}", table_column=whole),
+        )
+        self._bar = Progress(*columns, console=console, transient=True, expand=True)
         self._task = self._bar.add_task(study.name, total=self._total, left="")
 
     def __enter__(self) -> "Display":
@@ -49,13 +57,17 @@ class Display:
             return
         self._looked = now
         if self.console.is_terminal:
-            text = f"{self._left()}  {tally(self.store.progress(self.study.name))}"
+            text = f"{self._left()}, {brief(self._progress())}"
             self._bar.update(self._task, completed=self._done(), left=text)
         elif now - self._said >= PLAIN:
             self._said = now
             share = self._done() / self._total if self._total else 1.0
-            counts = tally(self.store.progress(self.study.name))
+            counts = tally(self._progress())
             self.console.print(f"{self.study.name}: {share:.0%} of the work; {counts}; {self._left()}", highlight=False)
+
+    def _progress(self) -> Counter[str]:
+        """Of the runs that are wanted."""
+        return self.store.progress_of_chosen(self.study.name)
 
     def _done(self) -> float:
         """Weight of what is done, half-done runs by their epochs."""
@@ -70,8 +82,15 @@ class Display:
         done = self._done()
         gained, spent = done - self._at_start, time.monotonic() - self._begun
         if (gained <= 0.01 * self._total and spent < 60.0) or gained <= 0.0:
-            return "time left: not known yet"
+            return "time left not known yet"
         return f"about {duration(spent * max(0.0, self._total - done) / gained)} left"
+
+
+def brief(progress: Counter[str]) -> str:
+    """Counts for one line of a terminal; what went wrong is named, what went well only counted."""
+    finished = sum(progress[outcome] for outcome in OUTCOMES)
+    faults = [f"{progress[fault]} {fault}" for fault in FAULTS if progress[fault]]
+    return ", ".join([f"{finished} of {sum(progress.values())} runs", *faults])
 
 
 def tally(progress: Counter[str]) -> str:

@@ -57,12 +57,10 @@ class LocalEngine:
         owner: in whose name they are taken.
         setting: for the workers.
         workers: how many at a time.
-        timeout: seconds that a run may take; None for what is usual for its task.
     """
 
-    def __init__(self, store: Store, owner: str, setting: Setting, *, workers: int, timeout: float | None) -> None:
-        self.store, self.owner, self.setting = store, owner, setting
-        self.workers, self.timeout = workers, timeout
+    def __init__(self, store: Store, owner: str, setting: Setting, workers: int) -> None:
+        self.store, self.owner, self.setting, self.workers = store, owner, setting, workers
         self._flying: dict[Future[None], tuple[Spec, str]] = {}
         self._begun: dict[Future[None], float] = {}
         self._claims = Claims(store, owner)
@@ -123,7 +121,7 @@ class LocalEngine:
         """By a clock that cannot be set, as that of pebble's own limits can."""
         now = time.monotonic()
         for future in [future for future in self._flying if future.running()]:
-            limit = limit_of(self._flying[future][0], self.timeout)
+            limit = limit_of(self._flying[future][0], self.setting.timeout)
             if limit is not None and now - self._begun.setdefault(future, now) > limit:
                 future.cancel()
                 del self._begun[future]

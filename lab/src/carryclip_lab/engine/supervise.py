@@ -6,6 +6,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,11 @@ def _conclude(
     for study in studies:
         records = store.records(study.name, FAULTS)
         failed.update(str(record.outcome) for record in records if record.spec.id in wanted[study.name])
-        progress = store.progress(study.name)
-        console.print(f"{study.name}: {tally(progress)}; {duration(spent)}.", highlight=False, markup=False)
+        store.restrict(wanted[study.name])
+        said = tally(store.progress_of_chosen(study.name))
+        if (rest := len(study.specs) - len(wanted[study.name])) > 0:
+            said += f" (the study has {rest:,} more)"
+        console.print(f"{study.name}: {said}; {duration(spent)}.", highlight=False, markup=False)
     if undone := len(set().union(*wanted.values()) - store.done()):
         complain(
             console,
@@ -114,24 +118,15 @@ def _sweep(store: Store) -> None:
 
 def setting_of(path: Path, options: Options) -> Setting:
     """What workers are told."""
-    return Setting(
-        threads=options.threads,
-        device=options.device,
-        memory=options.memory,
-        store=str(path.resolve()),
-        keep=options.keep,
-        every=options.every,
-        commit=work.commit(),
-        paths=(str(Path.cwd()), *options.paths),
-        data=options.data,
-        strict=options.strict,
-    )
+    told = options if isinstance(options, Setting) else Setting(**vars(options))
+    paths = (str(Path.cwd()), *told.paths)
+    return replace(told, store=str(path.resolve()), commit=work.commit(), paths=paths)
 
 
 def _engine(store: Store, owner: str, options: Options, team: Any) -> Any:
-    """The engine of the options' choice."""
+    """The engine of the options' choice, or the one for processes that work together."""
     setting = setting_of(store.path, options)
-    if options.engine == "torchrun":
+    if team is not None:
         from carryclip_lab.engine.together import TogetherEngine
 
         return TogetherEngine(store, owner, setting, team)
@@ -142,20 +137,12 @@ def _engine(store: Store, owner: str, options: Options, team: Any) -> Any:
             os.environ.setdefault("RAY_AUTH_MODE", "token")
         from carryclip_lab.engine.cluster import RayEngine
 
-        return RayEngine(
-            store,
-            owner,
-            setting,
-            address=options.address,
-            workers=options.workers,
-            gpus=options.gpus,
-            timeout=options.timeout,
-        )
+        return RayEngine(store, owner, setting)
     from carryclip_lab.commands.plan import default_workers
     from carryclip_lab.engine.local import LocalEngine
 
     workers = options.workers or default_workers(options.threads, options.device)
-    return LocalEngine(store, owner, setting, workers=workers, timeout=options.timeout)
+    return LocalEngine(store, owner, setting, workers)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import torch
 from carryclip_lab import problem
 from carryclip_lab.engine.methods import Samples, own_state, unwarned
 from carryclip_lab.engine.team import Team
-from carryclip_lab.spec import Spec
+from carryclip_lab.spec import Spec, floors_of
 from carryclip_lab.store import checkpoints
 from carryclip_lab.store.records import End, Epoch, Progress, StoppedError
 from carryclip_lab.task import Place
@@ -47,10 +47,19 @@ class Run(problem.Run):
         if last.train_accuracy is not None and last.train_accuracy >= self.spec.goal:
             return End("reached", reached=last.epoch)
         if last.epoch < self.spec.epochs:
-            return None
+            return self._given_up(last)
         if self.spec.target is None:
             return End("reached", reached=last.epoch, message=self.problem.message())
         return End("not_reached")
+
+    def _given_up(self, last: Epoch) -> End | None:
+        """By the spec's floors."""
+        floors = {} if self.spec.floors is None else floors_of(self.spec.floors)
+        floor, accuracy = floors.get(last.epoch), last.running_accuracy
+        if floor is None or accuracy is None or accuracy >= floor:
+            return None
+        said = f"running accuracy {accuracy:.3f} after epoch {last.epoch} is below {floor:g}"
+        return End("not_reached", message=f"Given up: {said} (floors {self.spec.floors}).")
 
     @unwarned()
     def advance(self, pause: Callable[[], None] | None, until: Callable[[], bool]) -> None:

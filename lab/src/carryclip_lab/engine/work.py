@@ -170,14 +170,17 @@ def environment(setting: Setting, processes: int = 1) -> dict[str, Any]:
 @functools.cache
 def _machine() -> dict[str, str]:
     packages = {name: version(name) for name in ("carryclip", "torch", "numpy")}
-    return {"python": platform.python_version(), "cpu": _cpu(), "system": platform.system(), **packages}
+    return {"python": platform.python_version(), "cpu": processor(), "system": platform.system(), **packages}
 
 
-def _cpu() -> str:
+def processor() -> str:
+    """Name, family and model: a virtual machine may hide which of two kinds of the same name it is."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
+        first, _, _ = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")
+        lines = [line.partition(":") for line in first.splitlines()]
+        told = {name.strip(): value.strip() for name, _, value in lines}
+        return f"{told['model name']}, family {told['cpu family']}, model {told['model']}"
+    except (OSError, UnicodeDecodeError, KeyError):
         return platform.processor() or platform.machine()
 
 

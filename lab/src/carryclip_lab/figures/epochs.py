@@ -21,8 +21,9 @@ from carryclip_lab.figures.sheet import Drawn, sheet
 SMALL = 100
 """The largest of the paper's small batches."""
 HOW = (
-    "Lines: median over seeds at the best learning rate; bars: smallest to largest; drawn only if all seeds reached "
-    "the target, the strips count those that did not (? if some have not run). Hollow: other learning rates not done."
+    "Lines: median over seeds at the best learning rate; bars: smallest to largest. A point is drawn only if all seeds "
+    "reached the target; the strips count those that did not (? if some have not run). It is hollow if other learning "
+    "rates have not run yet."
 )
 Grid = list[list[tuple[str, list[Line]]]]
 """The panels by row and column: title and lines."""

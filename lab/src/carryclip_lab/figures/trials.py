@@ -39,7 +39,7 @@ def worth(summary: Summary) -> Drawn | None:
     text = (
         f"Left: {subject.words} after the last step against the learning rate, mean over seeds with the range; the "
         "best rate of each method, by its median, is marked. Right: how much better than plain clipping each method is "
-        "at its best rate, seed by seed: mean and 95 % interval; in the shaded band nobody would care."
+        "at its best rate, seed by seed: mean and 95 % interval; the shaded band holds differences too small to matter."
     )
     return made.drawn(text, [_numbers(block, row) for block in found for row in block.rows])
 
@@ -126,8 +126,8 @@ def course(summary: Summary) -> Drawn | None:
     """One row per optimizer and region: metric, share that is clipped and carry over training, at the best rates."""
     found = blocks(summary)
     used = [(block, row) for block in found for row in block.rows if row.scores and row.method in METHODS]
-    if not used:
-        return None
+    if not any(record.spec.epochs > 1 for _, row in used for record in row.cell.records):
+        return None  # nothing is known but the end
     subject = found[0].subject
     titles = {subject.metric: subject.words, "clipped": "clipped share", "carry": "carry (radii)"}
     given = _looks((row.method, row.times) for _, row in used)

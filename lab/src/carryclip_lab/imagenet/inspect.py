@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from carryclip_lab.commands.output import complain
+from carryclip_lab.commands.output import complain, tells_errors
 from carryclip_lab.data.unpack import DataError
 from carryclip_lab.imagenet.folder import Part, look_through
 from carryclip_lab.imagenet.images import BrokenImageError, decoded, for_training
@@ -24,19 +24,16 @@ WANTED = 1000
 """Images per second for which it is said how many cores they need."""
 
 
+@tells_errors
 def check(source: str | None) -> int:
     """Read every image of a folder as training would: 0 if all can be, 1 if some cannot, 2 if the folder is amiss."""
     console = Console()
-    try:
-        if source is None:
-            raise DataError(
-                "ImageNet cannot be fetched for you: ask for it at https://image-net.org, unpack it into train and val "
-                "with a folder per class, and check it with: carryclip data imagenet --from DIR"
-            )
-        folder = look_through(source)
-    except DataError as error:
-        complain(console, error)
-        return 2
+    if source is None:
+        raise DataError(
+            "ImageNet cannot be fetched for you: ask for it at https://image-net.org, unpack it into train and val "
+            "with a folder per class, and check it with: carryclip data imagenet --from DIR"
+        )
+    folder = look_through(source)
     console.print(f"{folder}.", highlight=False)
     begun, busy = time.perf_counter(), time.process_time()
     broken = [name for part in (folder.train, folder.val) for name in _broken(part, console)]
@@ -76,11 +73,12 @@ def _broken(part: Part, console: Console) -> list[str]:
         return [said for said in told if said is not None]
 
 
+@tells_errors
 def evaluate(start: str, path: str, data: str | None, device: str) -> int:
     """How many of the validation images a run's weights get right, as far as it has been trained."""
     import torch
 
-    from carryclip_lab.commands.reproduce import InputError, check_device
+    from carryclip_lab.commands.reproduce import check_device
     from carryclip_lab.commands.status import find
     from carryclip_lab.engine.training import Run
     from carryclip_lab.store import checkpoints
@@ -89,24 +87,20 @@ def evaluate(start: str, path: str, data: str | None, device: str) -> int:
 
     console = Console()
     sys.path.append(os.getcwd())  # for methods of one's own
-    try:
-        check_device(device)
-        with Store(path, create=False) as store:
-            spec = store.record_of(find(store, start)).spec
-        if not spec.recipe.lasting:
-            raise StoreError(f"Run {spec.id} is of {spec.task}, whose accuracy is in the store.")
-        places = [checkpoints.kept(Path(path), spec), checkpoints.place(Path(path), spec)]
-        file = next((place for place in places if place.is_file()), None)
-        state = None if file is None else checkpoints.read(file, spec)
-        if state is None:
-            raise StoreError(
-                f"There are no weights of run {spec.id} ({places[0]}, {places[1]}). A run that is done leaves them if "
-                "it was started with --keep."
-            )
-        run = Run(spec, Place(device, data, threads=2 * (os.cpu_count() or 1)))
-    except (StoreError, DataError, InputError) as error:
-        complain(console, error)
-        return 2
+    check_device(device)
+    with Store(path, create=False) as store:
+        spec = store.record_of(find(store, start)).spec
+    if not spec.recipe.lasting:
+        raise StoreError(f"Run {spec.id} is of {spec.task}, whose accuracy is in the store.")
+    places = [checkpoints.kept(Path(path), spec), checkpoints.place(Path(path), spec)]
+    file = next((place for place in places if place.is_file()), None)
+    state = None if file is None else checkpoints.read(file, spec)
+    if state is None:
+        raise StoreError(
+            f"There are no weights of run {spec.id} ({places[0]}, {places[1]}). A run that is done leaves them if "
+            "it was started with --keep."
+        )
+    run = Run(spec, Place(device, data, threads=2 * (os.cpu_count() or 1)))
     run.restore(state)
     torch.set_num_threads(os.cpu_count() or 1)
     with console.status("Evaluating ..."):

@@ -19,31 +19,27 @@ from carryclip_lab.analysis import rule, tables
 from carryclip_lab.analysis.answers import DEFAULT
 from carryclip_lab.analysis.claims import VERDICTS, Claim
 from carryclip_lab.analysis.summary import summaries
-from carryclip_lab.commands.output import complain, make_folder
+from carryclip_lab.commands.output import make_folder, tells_errors
 from carryclip_lab.report import runs
 from carryclip_lab.report.sections import Picture, Section, sections
-from carryclip_lab.report.theory import TheoryError, read_theory
+from carryclip_lab.report.theory import read_theory
 from carryclip_lab.store.database import StoreError
 from carryclip_lab.store.store import Store
 
 TIERS = ("paper", "small", "smoke")
+NOT_RUN = "not run at this size"
 
 
+@tells_errors
 def main(store_path: str, studies: list[str], out: str, theory: str | None) -> int:
     """Write the report of some studies, or of all that the store has."""
     console = Console()
-    folder = make_folder(out, console)
-    if folder is None:
-        return 2
-    try:
-        with Store(store_path, create=False) as store, console.status("Drawing ..."):
-            chosen = studies or store.studies()
-            if not chosen:
-                raise StoreError(f"{store_path} has no runs yet; carryclip reproduce makes them.")
-            page = build(store, chosen, folder, theory=Path(theory) if theory else None)
-    except (StoreError, TheoryError) as error:
-        complain(console, error)
-        return 2
+    folder = make_folder(out)
+    with Store(store_path, create=False) as store, console.status("Drawing ..."):
+        chosen = studies or store.studies()
+        if not chosen:
+            raise StoreError(f"{store_path} has no runs yet; carryclip reproduce makes them.")
+        page = build(store, chosen, folder, theory=Path(theory) if theory else None)
     console.print(f"Wrote {', '.join(chosen)}: figures and their numbers are beside it.", highlight=False, markup=False)
     console.print(f"Open {page}", highlight=False, markup=False, soft_wrap=True)
     return 0
@@ -70,8 +66,8 @@ def build(
     for study in studies:
         store.title(study)  # complain before drawing anything
         store.check(study)
-    shown = [read_theory(theory)] if theory else []
-    shown += [section for study in dict.fromkeys(studies) for section in sections(store, study, folder, formats)]
+    shown = [section for study in dict.fromkeys(studies) for section in sections(store, study, folder, formats)]
+    shown += [read_theory(theory)] if theory else []
     claims = lines(shown)
     told = {"carryclip": __version__, "claims": _claims(claims)}
     trials = [section for section in shown if section.trial]
@@ -88,7 +84,7 @@ def build(
 
 
 def lines(shown: Iterable[Section]) -> list[tuple[Claim, Section]]:
-    """All claims, those about the theory first; larger tiers before smaller ones.
+    """All claims, those about training first; larger tiers before smaller ones.
 
     A study that has nothing to say on a claim is left out if another one has.
     """
@@ -97,7 +93,7 @@ def lines(shown: Iterable[Section]) -> list[tuple[Claim, Section]]:
         for claim in section.claims:
             found.setdefault(claim.id, []).append((claim, section))
     kept = []
-    for name in sorted(found, key=lambda name: (not name.startswith("T"), name)):
+    for name in sorted(found, key=lambda name: (name.startswith("T"), name)):
         spoken = [line for line in found[name] if line[0].ours] or found[name][:1]
         kept += sorted(spoken, key=lambda line: TIERS.index(line[0].tier) if line[0].tier in TIERS else len(TIERS))
     return kept
@@ -122,7 +118,9 @@ def render(
         .from_string(_file("page.html.j2"))
         .render(
             sections=shown,
-            claims=claims,
+            judged=[line for line in claims if line[0].verdict != NOT_RUN],
+            waiting=[line for line in claims if line[0].verdict == NOT_RUN],
+            counts=[(each, sum(claim.verdict == each for claim, _ in claims)) for each in VERDICTS],
             together=_together(shown),
             ruled={study: said for study, said in (ruled or {}).items() if said["lines"]},
             verdicts=[verdict for verdict in VERDICTS if any(claim.verdict == verdict for claim, _ in claims)],

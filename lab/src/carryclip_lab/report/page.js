@@ -6,6 +6,22 @@
   const make = (tag, text, given) => Object.assign(document.createElement(tag), text === undefined ? {} : { textContent: text }, given);
   const many = (count) => count.toLocaleString("en-US");
 
+  // ---------------------------------------------------------------- the address keeps what is chosen: #show?key=value
+  const asked = new URLSearchParams(location.hash.startsWith("#show?") ? location.hash.slice(6) : "");
+  let ready = false;
+  const remember = () => {
+    if (!ready) return; // while the page is made, the address is read, not written
+    const told = new URLSearchParams();
+    for (const chip of chips) if (chip.getAttribute("aria-pressed") === "true") told.append("claims", chip.dataset.verdict);
+    if ($("runs-table")) {
+      const text = $("runs-text").value.trim();
+      if (text) told.set("text", text);
+      for (const [name, only] of Object.entries(state.only)) told.set(name, String(only));
+      if (state.sort) told.set("sort", (state.down ? "-" : "") + state.sort);
+    }
+    history.replaceState(null, "", told.size ? `#show?${told}` : location.pathname + location.search);
+  };
+
   // ---------------------------------------------------------------- claims by verdict
   const chips = [...document.querySelectorAll(".chip")];
   const claims = [...document.querySelectorAll(".claims tbody tr")];
@@ -17,16 +33,19 @@
       shown += !row.hidden;
     }
     $("claims-count").textContent = `${shown} of ${claims.length} lines`;
+    if (wanted.has("not run at this size") && $("waiting")) $("waiting").open = true;
+    remember();
   };
   for (const chip of chips) {
     const count = claims.filter((row) => row.dataset.verdict === chip.dataset.verdict).length;
     chip.append(` (${count})`);
+    chip.setAttribute("aria-pressed", String(asked.getAll("claims").includes(chip.dataset.verdict)));
     chip.addEventListener("click", () => {
       chip.setAttribute("aria-pressed", String(chip.getAttribute("aria-pressed") !== "true"));
       showClaims();
     });
   }
-  showClaims();
+  if (chips.length) showClaims();
 
   // ---------------------------------------------------------------- saving what the page holds
   const save = (name, type, text) => {
@@ -102,6 +121,7 @@
     chosen = rows;
     state.page = 0;
     showRuns();
+    remember();
   };
   const showRuns = () => {
     const last = Math.max(0, Math.ceil(chosen.length / PAGE) - 1);
@@ -125,20 +145,26 @@
     $("runs-back").disabled = state.page === 0;
     $("runs-on").disabled = state.page === last;
   };
+  const mark = (head, button, name) => {
+    for (const other of head.parentNode.children) other.removeAttribute("aria-sort");
+    head.setAttribute("aria-sort", state.down ? "descending" : "ascending");
+    for (const other of head.parentNode.querySelectorAll("button")) other.textContent = other.textContent.replace(/ [▲▼]$/, "");
+    button.textContent = `${name} ${state.down ? "▼" : "▲"}`;
+  };
   const startRuns = () => {
     for (const name of names) {
       const head = make("th", undefined, { scope: "col" });
       const button = make("button", name, { type: "button" });
       button.addEventListener("click", () => {
         [state.sort, state.down] = [name, state.sort === name && !state.down];
-        for (const other of head.parentNode.children) other.removeAttribute("aria-sort");
-        head.setAttribute("aria-sort", state.down ? "descending" : "ascending");
-        for (const other of head.parentNode.querySelectorAll("button")) other.textContent = other.textContent.replace(/ [▲▼]$/, "");
-        button.textContent = `${name} ${state.down ? "▼" : "▲"}`;
+        mark(head, button, name);
         choose();
       });
+      const wanted = asked.get("sort") ?? "";
+      if (wanted === name || wanted === `-${name}`) [state.sort, state.down] = [name, wanted !== name];
       head.append(button);
       $("runs-table").tHead.rows[0].append(head);
+      if (state.sort === name) mark(head, button, name);
     }
     for (const name of ["study", "data", "optimizer", "method", "region", "batch", "outcome"]) {
       const column = columns[name];
@@ -152,10 +178,16 @@
         else state.only[name] = options[Number(select.value)];
         choose();
       });
+      const given = options.findIndex((option) => asked.get(name) === String(option));
+      if (given >= 0) {
+        select.value = String(given);
+        state.only[name] = options[given];
+      }
       const label = make("label", name);
       label.append(select);
       $("runs-selects").append(label);
     }
+    $("runs-text").value = asked.get("text") ?? "";
     let waiting = 0;
     $("runs-text").addEventListener("input", () => {
       clearTimeout(waiting);
@@ -172,6 +204,52 @@
     choose();
   };
   if ($("runs-table")) startRuns();
+  ready = true;
+  if ([...asked.keys()].length) $(asked.has("claims") ? "claims" : "runs")?.scrollIntoView();
+
+  // ---------------------------------------------------------------- which part of the page one is in
+  const links = [...document.querySelectorAll("nav a")];
+  const parts = links.map((link) => document.getElementById(link.hash.slice(1)));
+  const follow = () => {
+    const passed = parts.filter((part) => part && part.getBoundingClientRect().top < 120).pop();
+    for (const [place, link] of links.entries()) {
+      if (parts[place] && parts[place] === passed) link.setAttribute("aria-current", "true");
+      else link.removeAttribute("aria-current");
+    }
+  };
+  addEventListener("scroll", follow, { passive: true });
+  follow();
+
+  // ---------------------------------------------------------------- panels below each other where there is little room
+  const narrow = matchMedia("(max-width: 46rem)");
+  const inPart = (image, [left, top, width, height], share) => {
+    const [whole, tall] = [image.width, image.height].map((size) => (size * 3) / 4); // in points, as the boxes are
+    const part = make("span");
+    part.style.width = `${100 * share}%`;
+    part.style.aspectRatio = `${width} / ${height}`;
+    const copy = make("img", undefined, { src: image.src, alt: "" });
+    copy.style.width = `${(100 * whole) / width}%`;
+    copy.style.height = `${(100 * tall) / height}%`;
+    copy.style.left = `${(-100 * left) / width}%`;
+    copy.style.top = `${(-100 * top) / height}%`;
+    part.append(copy);
+    return part;
+  };
+  const stack = () => {
+    for (const image of document.querySelectorAll("img[data-strips]")) {
+      for (const old of image.parentNode.querySelectorAll(".strip")) old.remove();
+      image.hidden = narrow.matches;
+      if (!narrow.matches) continue;
+      for (const boxes of JSON.parse(image.dataset.strips)) {
+        const line = make("span", undefined, { className: "strip" });
+        const wide = boxes.reduce((sum, box) => sum + box[2], 0);
+        line.append(...boxes.map((box) => inPart(image, box, box[2] / wide)));
+        image.parentNode.append(line);
+      }
+    }
+  };
+  narrow.addEventListener("change", stack);
+  stack();
 
   // ---------------------------------------------------------------- looking closer at a figure
   const dialog = $("zoom");

@@ -2,6 +2,7 @@
 
 import base64
 import gc
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from carryclip_lab.analysis.summary import Summary, summaries
 from carryclip_lab.commands.output import save_figure, save_rows
 from carryclip_lab.figures import draw, figures_of
 from carryclip_lab.figures.style import RC
+from carryclip_lab.report.panels import strips
 from carryclip_lab.store.records import OUTCOMES, Record
 from carryclip_lab.store.store import Store
 
@@ -36,6 +38,12 @@ class Picture:
     def uri(self) -> str:
         """The picture itself, as an address that leads nowhere."""
         return "data:image/svg+xml;base64," + base64.b64encode(self.svg).decode("ascii")
+
+    @property
+    def strips(self) -> str:
+        """How a phone shows it in parts, as JSON; empty for a single panel."""
+        found = strips(self.svg)
+        return json.dumps([[[round(number, 1) for number in box] for box in line] for line in found]) if found else ""
 
     @property
     def alt(self) -> str:
@@ -68,6 +76,10 @@ class Section:
     heads: list[str] = field(default_factory=list)
     table: list[list[str]] = field(default_factory=list)
     """A table of results above the figures, and the names of its columns."""
+    note: str = ""
+    """How the table is to be read."""
+    words: list[str] = field(default_factory=list)
+    """The result in sentences; the last says how it is counted."""
     answers: list[Answer] = field(default_factory=list)
     """What a trial says to those who ask whether to turn the carry on."""
     trial: bool = False
@@ -105,7 +117,7 @@ def _told_apart(number: int, part: Summary) -> str:
 def _section(summary: Summary, anchor: str, folder: Path, formats: Sequence[str]) -> Section:
     records = [record for cell in summary.cells for record in cell.records]
     counts, kind = summary.outcomes, kind_of(summary)
-    heads, table, _ = kind.table(summary) if kind.in_report else ([], [], "")
+    heads, table, note = kind.table(summary)
     return Section(
         anchor=anchor,
         name=summary.study,
@@ -121,6 +133,8 @@ def _section(summary: Summary, anchor: str, folder: Path, formats: Sequence[str]
         pictures=_pictures(summary, anchor, folder / "figures" / anchor, formats),
         heads=heads,
         table=table,
+        note=note,
+        words=kind.words(summary),
         answers=kind.answers(summary),
         trial=kind.trial,
         lines=kind.parts(summary),
@@ -157,7 +171,8 @@ def environment(records: Sequence[Record], most: int = 4) -> list[tuple[str, str
     told = []
     for key, values in sorted(seen.items()):
         more = f" and {len(values) - most} more" if len(values) > most else ""
-        told.append((key, ", ".join(list(values)[:most]) + more))
+        shown = [value[:12] if key == "commit" else value for value in list(values)[:most]]
+        told.append((key, ", ".join(shown) + more))
     return told
 
 

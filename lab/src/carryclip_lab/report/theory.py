@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from carryclip_lab.analysis.claims import VERDICTS, Claim
+from carryclip_lab.checks import UserError
 from carryclip_lab.report.sections import Picture, Section
 
 
-class TheoryError(ValueError):
+class TheoryError(UserError):
     """The folder is not what ``carryclip reproduce theory`` writes."""
 
 

@@ -2,12 +2,14 @@
 
 import contextlib
 import os
+import shutil
 import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
+from carryclip_lab.checks import UserError
 from carryclip_lab.store.records import OUTCOMES
 
 VERSION = 1
@@ -46,7 +48,7 @@ CREATE TABLE IF NOT EXISTS digests (run TEXT PRIMARY KEY REFERENCES runs (id), d
 _TABLES = {"meta", "runs", "titles", "studies", "epochs", "measures", "digests"}
 
 
-class StoreError(RuntimeError):
+class StoreError(UserError):
     """The file cannot be used as a store."""
 
 
@@ -61,7 +63,10 @@ class Database:
         try:
             self._open(create)
         except sqlite3.Error as error:
-            raise StoreError(f"{self.path} cannot be opened as a store: {error}.") from None
+            full = "disk is full" in str(error)
+            raise StoreError(
+                room(self.path) if full else f"{self.path} cannot be opened as a store: {error}."
+            ) from None
 
     def _open(self, create: bool) -> None:
         if self.path.is_file() and not _writable(self.path):
@@ -149,7 +154,9 @@ class Database:
         if isinstance(error, sqlite3.Error):
             hint = " The file is damaged: go back to a copy of it (carryclip backup makes one)."
             damaged = any(sign in str(error) for sign in ("malformed", "not a database", "no such"))
-            raise StoreError(f"{self.path} cannot be used: {error}.{hint if damaged else ''}") from None
+            full = "disk is full" in str(error)
+            said = room(self.path) if full else f"{self.path} cannot be used: {error}.{hint if damaged else ''}"
+            raise StoreError(said) from None
 
     def backup(self, to: Path) -> None:
         """A copy in one file, whoever may be writing meanwhile."""
@@ -180,6 +187,16 @@ class Database:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
+
+
+def room(path: Path) -> str:
+    """Which disk is full, and how to go on."""
+    place = path.absolute().parent
+    free = shutil.disk_usage(place).free
+    return (
+        f"{path} cannot be written: the disk that holds {place} is full ({free / 1e6:,.0f} MB free). Make room, then "
+        "give the same command again: it goes on from what is done. Or move the store, and name it with --store."
+    )
 
 
 def _writable(path: Path) -> bool:

@@ -9,9 +9,8 @@ from typing import Any
 
 from rich.console import Console
 
-from carryclip_lab.commands.output import complain, make_folder
+from carryclip_lab.commands.output import make_folder, tells_errors
 from carryclip_lab.spec import FIELDS, Spec
-from carryclip_lab.store.database import StoreError
 from carryclip_lab.store.records import Epoch, Record
 from carryclip_lab.store.store import Store
 
@@ -21,47 +20,33 @@ RUN_COLUMNS = ("study", "run", *FIELDS, "settings", "label", *_END)
 EPOCH_COLUMNS = ("run", *_EPOCH)
 
 
+@tells_errors
 def main(path: str, out: str, kinds: Sequence[str]) -> int:
     """The command behind ``carryclip export``."""
-    console = Console()
-    folder = make_folder(out, console)
-    if folder is None:
-        return 2
-    try:
-        with Store(path, create=False) as store:
-            for written in export(store, folder, kinds):
-                console.print(f"Wrote {written}.", highlight=False)
-    except StoreError as error:
-        complain(console, error)
-        return 2
+    folder = make_folder(out)
+    with Store(path, create=False) as store:
+        for written in export(store, folder, kinds):
+            Console().print(f"Wrote {written}.", highlight=False)
     return 0
 
 
+@tells_errors
 def merge(into: str, others: Sequence[str]) -> int:
     """The command behind ``carryclip merge``."""
-    console = Console()
-    try:
-        with Store(into) as store:
-            for path in others:
-                with Store(path, create=False) as other:
-                    new, results = store.merge(other)
-                console.print(f"{path}: {new} runs and {results} results that {into} had not.", highlight=False)
-    except StoreError as error:
-        complain(console, error)
-        return 2
+    with Store(into) as store:
+        for path in others:
+            with Store(path, create=False) as other:
+                new, results = store.merge(other)
+            Console().print(f"{path}: {new} runs and {results} results that {into} had not.", highlight=False)
     return 0
 
 
+@tells_errors
 def backup(path: str, to: str) -> int:
     """The command behind ``carryclip backup``."""
-    console = Console()
-    try:
-        with Store(path, create=False) as store:
-            store.backup(Path(to))
-    except StoreError as error:
-        complain(console, error)
-        return 2
-    console.print(f"Wrote {to}.", highlight=False, markup=False)
+    with Store(path, create=False) as store:
+        store.backup(Path(to))
+    Console().print(f"Wrote {to}.", highlight=False, markup=False)
     return 0
 
 
@@ -85,7 +70,7 @@ def _row(record: Record) -> tuple[Any, ...]:
     spec, told = record.spec, ", ".join(f"{key} {value}" for key, value in record.environment.items())
     end = (record.outcome, record.reached, record.seconds, record.message, told)
     settings = json.dumps(dict(spec.settings), sort_keys=True) if spec.settings else None
-    return (spec.id, *(spec.values[name] for name in FIELDS), settings, spec.label, record.state, *end)
+    return (spec.id, *(getattr(spec, name) for name in FIELDS), settings, spec.label, record.state, *end)
 
 
 def _epochs(store: Store) -> Iterator[tuple[Any, ...]]:
@@ -120,7 +105,7 @@ def _types() -> dict[str, Any]:
     """By what a column holds, not by what happens to be in its first rows."""
     import pyarrow
 
-    kinds = {"float": pyarrow.float64(), "int": pyarrow.int64()}
+    kinds = {"float": pyarrow.float64(), "int": pyarrow.int64(), "bool": pyarrow.bool_()}
     declared = {field.name: str(field.type) for owner in (Spec, Epoch, Record) for field in fields(owner)}
     names = {*RUN_COLUMNS, *EPOCH_COLUMNS}
     return {name: next((kinds[k] for k in kinds if k in declared.get(name, "")), pyarrow.string()) for name in names}

@@ -8,6 +8,7 @@ import json
 import math
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,11 @@ class Store(Results):
             db.execute("DELETE FROM wanted")
             db.executemany("INSERT INTO wanted VALUES (?)", [(run,) for run in runs or ()])
         self._chosen = RUNS if runs is None else f"{RUNS} AND runs.id IN (SELECT run FROM wanted)"
+
+    def progress_of_chosen(self, study: str) -> Counter[str]:
+        """The same as ``progress``, of the runs that may be taken."""
+        query = f"SELECT coalesce(runs.outcome, runs.state), count(*) FROM {self._chosen} GROUP BY 1"
+        return Counter(dict(self._db.execute(query, (study,))))
 
     def unfinished(self, study: str) -> int:
         """How many runs that may be taken wait or run."""

@@ -106,8 +106,11 @@ class _Spoilt(Problem):
     def __init__(self, spec: Spec, task: Classify) -> None:
         super().__init__(spec, task.steps)
         self.task, self.data = task, loaded(SOURCES[task.source][1].read)
-        self.build = self.data.build
         self.places, self.labels = _drawn(task)
+
+    def build(self, generator: torch.Generator) -> nn.Module:
+        """The network that comes with the images."""
+        return self.data.build(generator)
 
     def loss(self, net: nn.Module, generator: torch.Generator, step: int) -> Tensor:
         """Cross-entropy of a batch."""

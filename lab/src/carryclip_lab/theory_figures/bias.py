@@ -1,17 +1,16 @@
 """Carry and average bias against time: bounded and vanishing like 1/t above the mean gradient, not below."""
 
-import functools
-
 import numpy as np
 
 from carryclip.regions import Component
 from carryclip.theory import bounds
 from carryclip.theory.noise import Rare
 from carryclip.theory.problems import Linear
-from carryclip.theory.simulate import Simulation, log_times, run
+from carryclip.theory.simulate import Simulation, log_times
 from carryclip_lab.analysis.claims import Claim
 from carryclip_lab.theory_figures import claims
-from carryclip_lab.theory_figures.study import LINES, Result, Scale, Study, Tick, panels, side_by_side, slope
+from carryclip_lab.theory_figures.drawing import LINES, finish, panels
+from carryclip_lab.theory_figures.study import Result, Scale, Study, Tick, rows_of, simulations, slope
 
 TILT, NOISE = 0.5, Rare(4.0, p=0.1)
 MARGINS = {"above": 0.5, "at": 0.0, "below": -0.1}
@@ -26,6 +25,7 @@ LOOKS = {
 def compute(scale: Scale, tick: Tick) -> list[Simulation]:
     """Three radii around the mean gradient, and plain clipping at the first."""
     given = {
+        "problem": Linear(TILT),
         "noise": NOISE,
         "lr": 1.0,
         "steps": scale.steps,
@@ -34,21 +34,13 @@ def compute(scale: Scale, tick: Tick) -> list[Simulation]:
         "times": log_times(scale.steps, 40),
     }
     radii = [TILT + margin for margin in MARGINS.values()]
-    parts = [
-        functools.partial(_run, {**given, "region": Component(radii)}),
-        functools.partial(_run, {**given, "region": Component(radii[0]), "carry": False}),
-    ]
-    return side_by_side(parts, tick)
-
-
-def _run(setting: dict, tick: Tick) -> Simulation:
-    return run(Linear(TILT), **setting, progress=tick)
+    plain = {"region": Component(radii[0]), "carry": False}
+    return simulations([{**given, "region": Component(radii)}, {**given, **plain}], tick)
 
 
 def present(scale: Scale, seen: list[Simulation]) -> Result:
     """The carry on the left, the average bias on the right."""
-    figure, axes = panels(2)
-    left, right = axes[0]
+    figure, left, right = panels()
     carried, plain = seen
     start = min(100, scale.steps / 10)
     slopes, rows = {}, []
@@ -59,23 +51,19 @@ def present(scale: Scale, seen: list[Simulation]) -> Result:
         label = f"radius {TILT + margin:.1f}, {name} the mean gradient"
         left.plot(carried.times, size, label=f"{label}: slope {slopes[name][0]:+.2f}", **LOOKS[name])
         right.plot(carried.times, bias, label=f"{label}: slope {slopes[name][1]:+.2f}", **LOOKS[name])
-        rows += [
-            {"radius": TILT + margin, "carry": "full", "t": int(t), "mean_carry": c, "average_bias": b}
-            for t, c, b in zip(carried.times, size, bias, strict=True)
-        ]
+        told = {"t": carried.times, "mean_carry": size, "average_bias": bias}
+        rows += rows_of({"radius": TILT + margin, "carry": "full", **told})
     lost = np.abs(TILT + plain.mean_position[:, 0] / plain.times)
-    right.plot(plain.times, lost, label=f"plain clipping, radius {TILT + MARGINS['above']:.1f}", **LOOKS["plain"])
-    rows += [
-        {"radius": TILT + MARGINS["above"], "carry": "none", "t": int(t), "mean_carry": 0.0, "average_bias": b}
-        for t, b in zip(plain.times, lost, strict=True)
-    ]
+    radius = TILT + MARGINS["above"]
+    right.plot(plain.times, lost, label=f"plain clipping, radius {radius:.1f}", **LOOKS["plain"])
+    told = {"t": plain.times, "mean_carry": 0.0, "average_bias": lost}
+    rows += rows_of({"radius": radius, "carry": "none", **told})
     rate = bounds.lundberg_rate(alpha=MARGINS["above"], noise=NOISE)
     limit = float(bounds.lundberg_mean(rate=rate))
     left.axhline(limit, label=f"sharp bound for the first: {limit:.1f}", **LINES["sharp"])
-    left.set(xscale="log", yscale="log", xlabel="step t", ylabel="E|carry|", title="The carry")
-    right.set(xscale="log", yscale="log", xlabel="step t", ylabel="|average bias|", title="The average bias")
-    for axis in (left, right):
-        axis.legend(frameon=False, fontsize=7.5)
+    logarithmic = {"legend": {"fontsize": 7.5}, "xscale": "log", "yscale": "log", "xlabel": "step t"}
+    finish(left, ylabel="E|carry|", title="The carry", **logarithmic)
+    finish(right, ylabel="|average bias|", title="The average bias", **logarithmic)
     right.set_ylim(bottom=1e-5)
     size, bias = slopes["above"]
     ours = f"slope of E|carry| {size:+.2f}, of the average bias {bias:+.2f}, from t = {start:g} on"

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from carryclip_lab.analysis.claims import Claim, Verdict
-from carryclip_lab.theory_figures.study import Result, Scale, Study, Tick, panels
+from carryclip_lab.theory_figures.drawing import panels
+from carryclip_lab.theory_figures.study import Result, Scale, Study, Tick, rows_of
 
 RANKS, SEEDS, STEPS, BATCH = 2, 5, 300, 16
 RADIUS, RATE = 0.5, 0.1
@@ -117,25 +118,21 @@ def verdict(limited: list[bool], cancels: list[bool]) -> Verdict:
 
 def present(scale: Scale, found: dict[str, np.ndarray]) -> Result:
     """Errors by corruption on the left, by clipping itself on the right."""
-    figure, axes = panels(2)
+    figure, left, right = panels()
     names = list(METHODS)
     rows = []
     titles = {"errors": "One rank corrupted: distance to the clean run", "noise": "No corruption: distance to SGD"}
-    for axis, (key, title) in zip(axes[0], titles.items(), strict=True):
+    for axis, (key, title) in zip((left, right), titles.items(), strict=True):
         for place, (name, (order, carry)) in enumerate(METHODS.items()):
             if key == "noise" and order == "none":
                 continue
             middle = np.median(found[key][place], axis=0)
             axis.plot(np.arange(1, STEPS + 1), middle, label=name, color=LOOKS[order], linestyle=DASHES[carry])
         axis.set(yscale="log", xlabel="step", ylabel="distance of the weights", title=title)
-    lines = axes[0][0].get_legend_handles_labels()
-    figure.legend(*lines, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     for place, name in enumerate(names):
-        ended = zip(found["errors"][place, :, -1].tolist(), found["noise"][place, :, -1].tolist(), strict=True)
-        rows += [
-            {"method": name, "seed": each, "to_clean_run": error, "clean_run_to_sgd": noise}
-            for each, (error, noise) in enumerate(ended)
-        ]
+        ended = {"to_clean_run": found["errors"][place, :, -1], "clean_run_to_sgd": found["noise"][place, :, -1]}
+        rows += rows_of({"method": name, "seed": np.arange(len(ended["to_clean_run"])), **ended})
     ends = {key: {name: found[key][place, :, -1] for place, name in enumerate(names)} for key in ("errors", "noise")}
     pairs = {
         "clip": ("clip, then average", "average, then clip"),

@@ -1,9 +1,10 @@
-"""The command behind ``carryclip reproduce``: run the studies, save figures, captions and numbers, judge the claims."""
+"""The command behind ``carryclip reproduce theory``: simulate, save figures, captions and numbers, judge the claims."""
 
 import json
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -11,7 +12,7 @@ from rich.table import Table
 
 from carryclip import __version__
 from carryclip_lab.analysis.claims import Claim
-from carryclip_lab.commands.output import make_folder, save_figure, save_rows
+from carryclip_lab.commands.output import make_folder, many, save_figure, save_rows, tells_errors
 from carryclip_lab.theory_figures import (
     aliasing,
     bias,
@@ -43,6 +44,7 @@ ALONE: dict[str, Study] = {"corrupted-rank": corrupted.STUDY}
 """Drawn in the same way but not part of the theory, so only by name; of a size of their own."""
 
 
+@tells_errors
 def main(name: str, scale: Scale, out: str) -> int:
     """Run one study, or all of them for ``"theory"``."""
     console = Console()
@@ -54,36 +56,94 @@ def main(name: str, scale: Scale, out: str) -> int:
     if scale.seed < 0:
         console.print(f"[red]--seed must be at least 0, got {scale.seed}.")
         return 2
-    folder = make_folder(out, console)
-    if folder is None:
-        return 2
+    folder = make_folder(out)
     start = time.perf_counter()
     table = Table(title="The paper's claims", title_justify="left", show_lines=True)
     for column in ("", "the paper", "seen here", "verdict"):
         table.add_column(column)
     command = f"carryclip reproduce {name}"
-    judged: list[Claim] = []
+    setting = {"command": command, "carryclip": __version__, **asdict(scale)}
+    unfinished = Unfinished(folder, setting)
     with _progress(console) as progress:
         for each in chosen:
-            result, paths = reproduce(each, scale, folder, progress)
             title = (STUDIES | ALONE)[each].title
-            console.print(f"[bold]{title}[/bold]: {', '.join(path.name for path in paths)}")
+            if each in unfinished.claims:
+                console.print(f"[bold]{title}[/bold]: done before", highlight=False)
+                continue
+            try:
+                result, paths = reproduce(each, scale, folder, progress)
+            except KeyboardInterrupt:
+                progress.stop()
+                return _stopped(console, folder, chosen, unfinished)
+            console.print(f"[bold]{title}[/bold]: {paths[0]}", highlight=False)
             seeds = corrupted.SEEDS if each in ALONE else scale.seeds
-            judged += [replace(claim, tier=scale.tier, seeds=seeds, command=command) for claim in result.claims]
-            for claim in result.claims:
-                said = f"{claim.statement} ({claim.paper})"
-                table.add_row(claim.id, said, claim.ours, f"[bold]{claim.verdict}[/bold]")
-    setting = {"command": command, "carryclip": __version__, **asdict(scale)}
+            told = [replace(claim, tier=scale.tier, seeds=seeds, command=command) for claim in result.claims]
+            unfinished.note(each, told)
+    judged = [claim for each in chosen for claim in unfinished.claims[each]]
+    for claim in judged:
+        said = f"{claim.statement} ({claim.paper})"
+        table.add_row(claim.id, said, claim.ours, f"[bold]{claim.verdict}[/bold]")
     record = {"setting": setting, "claims": [asdict(claim) for claim in judged]}
     (folder / "claims.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    unfinished.end()
     if table.row_count:
         console.print(table)
+    page = write_page(folder)
     console.print(
-        f"\nDone in {time.perf_counter() - start:.0f} s. Open [bold]{folder / chosen[0]}.png[/bold]; captions end in "
-        ".txt, the numbers behind each figure in .csv.",
+        f"\nDone in {time.perf_counter() - start:.0f} s. Open [bold]{page}[/bold], which has all figures with their "
+        "captions. Beside it is each figure as PNG, SVG and PDF, its caption as .txt and its numbers as .csv.",
         highlight=False,
     )
     return 0
+
+
+def write_page(folder: Path) -> Path:
+    """All figures of a folder, captions and what they say of the paper's claims, on one page that works offline."""
+    from carryclip_lab.report.build import lines, render
+    from carryclip_lab.report.theory import read_theory
+
+    section = read_theory(folder)
+    page = folder / "figures.html"
+    page.write_text(render([section], lines([section])), encoding="utf-8")
+    return page
+
+
+class Unfinished:
+    """What a command has done so far, beside the figures, so that it can be stopped; gone when it ends.
+
+    It counts only for a command that would compute the same: figures that are complete are drawn anew when asked for.
+    """
+
+    def __init__(self, folder: Path, setting: dict[str, Any]) -> None:
+        self.path, self.setting = folder / "unfinished.json", setting
+        self.claims: dict[str, list[Claim]] = {}
+        try:
+            told = json.loads(self.path.read_text(encoding="utf-8"))
+            if told["setting"] == setting:
+                self.claims = {name: [Claim(**claim) for claim in claims] for name, claims in told["done"].items()}
+        except (OSError, ValueError, KeyError, TypeError):
+            return  # none, or not ours: begin at the beginning
+
+    def note(self, name: str, claims: list[Claim]) -> None:
+        """A figure is drawn and saved."""
+        self.claims[name] = claims
+        done = {each: [asdict(claim) for claim in told] for each, told in self.claims.items()}
+        text = json.dumps({"setting": self.setting, "done": done}, ensure_ascii=False)
+        aside = self.path.with_suffix(".part")
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(self.path)
+
+    def end(self) -> None:
+        """Everything is done."""
+        self.path.unlink(missing_ok=True)
+
+
+def _stopped(console: Console, folder: Path, chosen: list[str], unfinished: Unfinished) -> int:
+    done = [name for name in chosen if name in unfinished.claims]
+    said = f"{len(done)} of {many(len(chosen), 'figure')} in {folder}"
+    said += f": {', '.join(done)}." if done else "."
+    console.print(f"\nStopped. Done: {said}\nTo go on: the same command again.", highlight=False, markup=False)
+    return 130
 
 
 def reproduce(name: str, scale: Scale, folder: Path, progress: Progress) -> tuple[Result, list[Path]]:

@@ -1,6 +1,5 @@
 """Objectives that are not convex: how the gradient vanishes for any radius, and the law of wind-up."""
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -9,9 +8,10 @@ from carryclip.carry import Capped, CarryPolicy
 from carryclip.regions import Component
 from carryclip.theory import nonconvex
 from carryclip.theory.noise import Rare
-from carryclip.theory.problems import Custom, Problem
-from carryclip.theory.simulate import Simulation, run
-from carryclip_lab.theory_figures.study import LINES, Result, Scale, Study, Tick, panels, side_by_side
+from carryclip.theory.problems import Custom
+from carryclip.theory.simulate import Simulation
+from carryclip_lab.theory_figures.drawing import LINES, finish, mark_optimum, panels
+from carryclip_lab.theory_figures.study import Result, Scale, Study, Tick, rows_of, simulations
 
 RADIUS, DIMENSION, START, SMOOTHNESS = 0.5, 3, 4.0, 4.0
 NOISE = Rare(2.0 / 0.9, p=0.1)
@@ -56,52 +56,57 @@ def _policy(name: str, steps: int) -> CarryPolicy:
 
 def compute(scale: Scale, tick: Tick) -> list[Simulation]:
     """Every policy at every horizon, each with its own learning rate; then two paths without noise."""
-    given = {"noise": NOISE, "dimension": DIMENSION, "seeds": _seeds(scale), "seed": scale.seed, "times": 1}
+    given = {
+        "problem": RIPPLES,
+        "region": Component(RADIUS),
+        "noise": NOISE,
+        "dimension": DIMENSION,
+        "seeds": _seeds(scale),
+        "seed": scale.seed,
+        "times": 1,
+    }
     parts = []
     for name in LOOKS:
         for steps in _horizons(scale):
-            setting = {**given, "steps": steps, "lr": 1.0 / np.sqrt(steps), "carry": _policy(name, steps)}
-            parts.append(functools.partial(_run, RIPPLES, Component(RADIUS), setting))
+            own = {"steps": steps, "lr": 1.0 / np.sqrt(steps), "carry": _policy(name, steps)}
+            parts.append({**given, **own})
     for problem, _, rate, _ in HILLS.values():
         steps = min(scale.steps, 4000)
-        parts.append(functools.partial(_run, problem, Component(1.0), {"lr": rate, "steps": steps, "seeds": 1}))
-    return side_by_side(parts, tick)
-
-
-def _run(problem: Problem, region: Component, setting: dict, tick: Tick) -> Simulation:
-    return run(problem, region, **setting, progress=tick)
+        quiet = {"lr": rate, "steps": steps, "seeds": 1}
+        every = {"times": range(1, steps + 1, 5)}  # or the tips of the path are cut off
+        parts.append({"problem": problem, "region": Component(1.0), **quiet, **every})
+    return simulations(parts, tick)
 
 
 def present(scale: Scale, seen: list[Simulation]) -> Result:
     """Stationarity against T on the left, wind-up without noise on the right."""
-    figure, axes = panels(2)
-    left, right = axes[0]
+    figure, left, right = panels()
     horizons, rows = _horizons(scale), []
     for place, name in enumerate(LOOKS):
         mine = seen[place * len(horizons) : (place + 1) * len(horizons)]
         values = [float(one.regret[-1].mean()) for one in mine]
         label = "capped at the free cap" if name == "capped" else name
         left.plot(horizons, values, label=label, **LOOKS[name])
-        rows += [{"policy": name, "T": t, "mean_square": value} for t, value in zip(horizons, values, strict=True)]
+        rows += rows_of({"policy": name, "T": horizons, "mean_square": values})
     at = {"smoothness": SMOOTHNESS, "gap": GAP, "radius": RADIUS, "dimension": DIMENSION}
     at |= {"noise_bound": NOISE.bound, "proxy": NOISE.proxy}
     steps = np.array(horizons, float)
     bound = nonconvex.any_radius(steps=steps, lr=1.0 / np.sqrt(steps), **at)
     left.plot(horizons, bound, label="bound, for any radius", **LINES["sharp"])
-    rows += [{"policy": "bound", "T": t, "mean_square": float(b)} for t, b in zip(horizons, bound, strict=True)]
-    left.set(xscale="log", yscale="log", xlabel="T", ylabel="mean of ‖clip(∇f)‖²", title="Any radius, skewed noise")
-    left.legend(frameon=False, fontsize=8)
+    rows += rows_of({"policy": "bound", "T": horizons, "mean_square": bound})
+    title = "Any radius, skewed noise"
+    finish(left, xscale="log", yscale="log", xlabel="T", ylabel="mean of ‖clip(∇f)‖²", title=title)
     hills = zip(HILLS.items(), seen[-2:], ("black", "C0"), strict=True)
     for (name, (problem, function, rate, count)), one, colour in hills:
-        right.plot(one.times * rate, one.mean_position[:, 0], color=colour, label=f"f = {name}")
+        times, path = np.append(0.0, one.times * rate), np.append(problem.start, one.mean_position[:, 0])
+        right.plot(times, path, color=colour, label=f"f = {name}")
         points = nonconvex.turning_points(function, float(problem.start), radius=1.0, count=count)
         passed = np.concatenate([[0.0], np.cumsum(np.abs(np.diff(points)))])
         inside = passed <= one.times[-1] * rate
         right.plot(passed[inside], np.array(points)[inside], "o", color=colour, markersize=6, fillstyle="none")
-        rows += [{"policy": f"turning points of {name}", "T": "", "mean_square": point} for point in points]
-    right.axhline(0.0, color="black", linewidth=0.6, linestyle=(0, (1, 4)))
-    right.set(xlabel="step × learning rate", ylabel="x", title="Wind-up: full carry, radius 1, no noise")
-    right.legend(frameon=False, fontsize=8)
+        rows += rows_of({"policy": f"turning points of {name}", "T": "", "mean_square": points})
+    mark_optimum(right)
+    finish(right, xlabel="step × learning rate", ylabel="x", title="Wind-up: full carry, radius 1, no noise")
     last = {row["policy"]: row["mean_square"] for row in rows if row["T"] == horizons[-1]}
     radii = abs(_slope(np.asarray(START))) / RADIUS
     caption = (

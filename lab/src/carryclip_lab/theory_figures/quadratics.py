@@ -1,47 +1,36 @@
 """Two quadratics (Chen et al.): clipping leaves no pull inside [-2, 2], the carry brings it back."""
 
-import functools
-
 import numpy as np
 
-from carryclip.regions import Component
 from carryclip.theory.problems import TwoQuadratics
-from carryclip.theory.simulate import Simulation, log_times, run
+from carryclip.theory.simulate import Simulation, log_times
 from carryclip_lab.analysis.claims import Claim
 from carryclip_lab.theory_figures import claims
-from carryclip_lab.theory_figures.aliasing import LOOKS
-from carryclip_lab.theory_figures.study import Result, Scale, Study, Tick, panels, side_by_side
+from carryclip_lab.theory_figures.aliasing import LOOKS, methods
+from carryclip_lab.theory_figures.drawing import finish, mark_optimum, panels
+from carryclip_lab.theory_figures.study import Result, Scale, Study, Tick, rows_of, simulations
 
 RADIUS, START, RATE = 1.0, 1.5, 0.01
 DRIFT_STEPS, DRIFT_RATE = 400, 0.0005
-METHODS = {
-    "SGD": {"region": None},
-    "clipped SGD": {"region": Component(RADIUS), "carry": False},
-    "SGD + U-Clip": {"region": Component(RADIUS)},
-}
+METHODS = methods(RADIUS)
 
 
 def compute(scale: Scale, tick: Tick) -> list[Simulation]:
     """Long runs from one start; short ones with tiny steps from many, for the drift."""
     times = log_times(scale.steps, 80)
-    given = {"seeds": scale.seeds, "seed": scale.seed}
+    given = {"problem": TwoQuadratics(), "seeds": scale.seeds, "seed": scale.seed}
     starts = np.linspace(-2.0, 2.0, 2 * scale.points + 1)[:, None, None]
     parts = []
     for method in METHODS.values():
         long = {**given, "start": START, "lr": RATE, "steps": scale.steps, "times": times}
         short = {**given, "start": starts, "lr": DRIFT_RATE, "steps": DRIFT_STEPS, "times": 1}
-        parts += [functools.partial(_run, {**method, **setting}) for setting in (long, short)]
-    return side_by_side(parts, tick)
-
-
-def _run(setting: dict, tick: Tick) -> Simulation:
-    return run(TwoQuadratics(), **setting, progress=tick)
+        parts += [{**method, **setting} for setting in (long, short)]
+    return simulations(parts, tick)
 
 
 def present(scale: Scale, seen: list[Simulation]) -> Result:
     """Mean and spread on the left, drift on the right."""
-    figure, axes = panels(2)
-    left, right = axes[0]
+    figure, left, right = panels()
     starts = np.linspace(-2.0, 2.0, 2 * scale.points + 1)
     inside = (np.abs(starts) >= 0.2) & (np.abs(starts) <= 1.0)
     pulls, rows = {}, []
@@ -52,20 +41,13 @@ def present(scale: Scale, seen: list[Simulation]) -> Result:
         drift = (short.mean_position[-1, :, 0] - starts) / (DRIFT_RATE * DRIFT_STEPS)
         right.plot(starts, drift, label=name, **LOOKS[name])
         pulls[name] = float(-np.sum(drift[inside] * starts[inside]) / np.sum(starts[inside] ** 2))
-        rows += [
-            {"panel": "path", "method": name, "at": int(t), "value": m, "spread": s}
-            for t, m, s in zip(long.times, mean, spread, strict=True)
-        ]
-        rows += [
-            {"panel": "drift", "method": name, "at": float(x), "value": d, "spread": ""}
-            for x, d in zip(starts, drift, strict=True)
-        ]
-    left.axhline(0.0, color="black", linewidth=0.6, linestyle=(0, (1, 4)))
-    left.set(xscale="log", xlabel="step", ylabel="x: mean ± deviation", title=f"From x = {START}, {scale.seeds} seeds")
-    left.legend(frameon=False, fontsize=8, loc="lower left")
-    right.axhline(0.0, color="black", linewidth=0.6, linestyle=(0, (1, 4)))
-    right.set(xlabel="x", ylabel="mean change of x / learning rate", title="The pull inside [−2, 2]")
-    right.legend(frameon=False, fontsize=8)
+        rows += rows_of({"panel": "path", "method": name, "at": long.times, "value": mean, "spread": spread})
+        rows += rows_of({"panel": "drift", "method": name, "at": starts, "value": drift, "spread": ""})
+    mark_optimum(left)
+    title, legend = f"From x = {START}, {scale.seeds} seeds", {"loc": "lower left"}
+    finish(left, legend=legend, xscale="log", xlabel="step", ylabel="x: mean ± deviation", title=title)
+    mark_optimum(right)
+    finish(right, xlabel="x", ylabel="mean change of x / learning rate", title="The pull inside [−2, 2]")
     shares = {name: pull / pulls["SGD"] for name, pull in pulls.items()}
     ends = {name: (one.mean_position[-1, 0], one.spread[-1, 0]) for name, one in zip(METHODS, seen[::2], strict=True)}
     words = "; ".join(f"{name} {mean:.2f} ± {spread:.2f}" for name, (mean, spread) in ends.items())

@@ -1,6 +1,5 @@
 """Recorded gradients: what they say of the carry for every radius, beside the carry itself."""
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -9,8 +8,9 @@ from carryclip.regions import Component
 from carryclip.theory import paths
 from carryclip.theory.noise import Gaussian, Noise, Pareto, Rare
 from carryclip.theory.problems import Linear
-from carryclip.theory.simulate import Simulation, run
-from carryclip_lab.theory_figures.study import LINES, Result, Scale, Study, Tick, panels, side_by_side
+from carryclip.theory.simulate import Simulation
+from carryclip_lab.theory_figures.drawing import LINES, finish, panels
+from carryclip_lab.theory_figures.study import Result, Scale, Study, Tick, rows_of, simulations
 
 TILT = 0.3
 LAWS: dict[str, Noise] = {"Gaussian": Gaussian(1.0), "rare": Rare(5.0, p=0.05), "Pareto": Pareto(1.0, tail=2.5)}
@@ -38,18 +38,14 @@ def _gradients(law: Noise, scale: Scale, seeds: int) -> np.ndarray:
 
 def compute(scale: Scale, tick: Tick) -> list[Simulation]:
     """The carry of all radii at once, for each law."""
-    given = {"steps": _steps(scale), "seeds": max(scale.seeds // 5, 4), "seed": scale.seed, "times": 1}
-    return side_by_side([functools.partial(_run, law, _radii(scale), given) for law in LAWS.values()], tick)
-
-
-def _run(law: Noise, radii: np.ndarray, given: dict, tick: Tick) -> Simulation:
-    return run(Linear(TILT), Component(radii), noise=law, **given, progress=tick)
+    given = {"problem": Linear(TILT), "region": Component(_radii(scale)), "times": 1}
+    given |= {"steps": _steps(scale), "seeds": max(scale.seeds // 5, 4), "seed": scale.seed}
+    return simulations([{**given, "noise": law} for law in LAWS.values()], tick)
 
 
 def present(scale: Scale, seen: list[Simulation]) -> Result:
     """One sequence against the radius on the left, shares of the bound over all seeds on the right."""
-    figure, axes = panels(2)
-    left, right = axes[0]
+    figure, left, right = panels()
     radii, rows, shares = _radii(scale), [], []
     for name, one in zip(LAWS, seen, strict=True):
         seeds = one.peak_carry.shape[-1]
@@ -59,18 +55,15 @@ def present(scale: Scale, seen: list[Simulation]) -> Result:
         left.fill_between(radii, most[:, 0] / 2.0, most[:, 0], color=LOOKS[name]["color"], alpha=0.15, linewidth=0)
         left.plot(radii, most[:, 0], linewidth=0.8, **LOOKS[name])
         left.plot(radii, largest[:, 0], "o", color=LOOKS[name]["color"], markersize=4, label=name)
-        rows += [
-            {"noise": name, "radius": float(r), "least": float(m / 2.0), "carry": float(d), "most": float(m)}
-            for r, m, d in zip(radii, most[:, 0], largest[:, 0], strict=True)
-        ]
+        limits = {"least": most[:, 0] / 2.0, "carry": largest[:, 0], "most": most[:, 0]}
+        rows += rows_of({"noise": name, "radius": radii, **limits})
     left.axvline(TILT, color="0.5", linewidth=0.8, linestyle=LINES["sharp"]["linestyle"])
     left.text(TILT * 1.04, 0.03, "mean gradient", transform=left.get_xaxis_transform(), fontsize=8, color="0.3")
-    left.set(xscale="log", yscale="log", xlabel="radius", ylabel="largest |carry|", title="One recorded sequence each")
-    left.legend(frameon=False, fontsize=8)
+    title = "One recorded sequence each"
+    finish(left, xscale="log", yscale="log", xlabel="radius", ylabel="largest |carry|", title=title)
     look = [LOOKS[name]["color"] for name in LAWS]
     right.hist(shares, bins=np.linspace(0.5, 1.0, 26), density=True, color=look, label=list(LAWS))
-    right.set(xlabel="largest |carry| / upper bound", ylabel="density", title="All radii, all seeds")
-    right.legend(frameon=False, fontsize=8)
+    finish(right, xlabel="largest |carry| / upper bound", ylabel="density", title="All radii, all seeds")
     everything = np.concatenate(shares)
     caption = (
         f"Recorded gradients with mean {TILT}, {_steps(scale)} of them. Left: for every radius the largest carry "

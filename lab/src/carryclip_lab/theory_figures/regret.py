@@ -1,6 +1,5 @@
 """Figure 4: average regret, below the lemma's bound with the predicted and with the observed carry."""
 
-import functools
 import math
 from typing import Any
 
@@ -9,10 +8,11 @@ import numpy as np
 from carryclip.theory import bounds
 from carryclip.theory.noise import Uniform
 from carryclip.theory.problems import Absolute
-from carryclip.theory.simulate import Above, Simulation, log_times, run
+from carryclip.theory.simulate import Above, Simulation, log_times
 from carryclip_lab.analysis.claims import Claim
 from carryclip_lab.theory_figures import claims
-from carryclip_lab.theory_figures.study import LINES, Result, Scale, Study, Tick, panels, side_by_side
+from carryclip_lab.theory_figures.drawing import LINES, finish, panels
+from carryclip_lab.theory_figures.study import Result, Scale, Study, Tick, rows_of, simulations
 
 RATE, START = 0.1, 100.0
 HORIZONS = (100, 1000, 10_000)
@@ -23,12 +23,10 @@ CASES = {"α = 0.1, σ² = 0.1": (0.1, math.sqrt(0.1), None), "β = 0.25, σ² =
 def compute(scale: Scale, tick: Tick) -> list[Simulation]:
     """Both cases."""
     times = np.unique([*log_times(scale.steps, 60), *(t for t in HORIZONS if t <= scale.steps)])
-    given = {"lr": RATE, "steps": scale.steps, "seeds": scale.seeds, "seed": scale.seed, "times": times}
-    return side_by_side([functools.partial(_run, *case[:2], given) for case in CASES.values()], tick)
-
-
-def _run(margin: float, noise: float, given: dict, tick: Tick) -> Simulation:
-    return run(Absolute(START), Above(margin), noise=Uniform(noise), **given, progress=tick)
+    given = {"problem": Absolute(START), "lr": RATE, "steps": scale.steps, "times": times}
+    given |= {"seeds": scale.seeds, "seed": scale.seed}
+    cases = [{"region": Above(margin), "noise": Uniform(noise)} for margin, noise, _ in CASES.values()]
+    return simulations([{**given, **case} for case in cases], tick)
 
 
 def curves(name: str, scale: Scale, one: Simulation) -> dict[str, np.ndarray]:
@@ -62,28 +60,27 @@ LABELS = {
     "observed": "lemma, observed carry",
     "sharp": "through the shadow, sharp carry bound",
 }
-LOOKS = {**LINES, "observed": {"color": "C1", "linestyle": (0, (5, 1, 1, 1, 1, 1))}}
+LOOKS = {
+    **LINES,
+    "seen": {**LINES["seen"], "markevery": 5},
+    "observed": {"color": "C1", "linestyle": (0, (5, 1, 1, 1, 1, 1))},
+}
 
 
 def present(scale: Scale, seen: list[Simulation]) -> Result:
     """One panel for each case."""
-    figure, axes = panels(2)
+    figure, *axes = panels()
     rows, ratios, words = [], [], []
-    for axis, name, one in zip(axes[0], CASES, seen, strict=True):
+    for axis, name, one in zip(axes, CASES, seen, strict=True):
         lines = curves(name, scale, one)
         for kind, values in lines.items():
-            looks = {**LOOKS[kind], **({"markevery": 5} if kind == "seen" else {})}
-            axis.plot(one.times, values, label=LABELS[kind], **looks)
-        axis.set(xscale="log", yscale="log", xlabel="T", ylabel="average regret", title=name)
-        axis.legend(frameon=False, fontsize=8)
+            axis.plot(one.times, values, label=LABELS[kind], **LOOKS[kind])
+        finish(axis, xscale="log", yscale="log", xlabel="T", ylabel="average regret", title=name)
         picked = [int(np.flatnonzero(one.times == t)[0]) for t in HORIZONS if t in one.times]
         mine = [float(lines["observed"][k] / lines["seen"][k]) for k in picked]
         ratios += mine
         words.append(f"{name}: {', '.join(f'{ratio:.2f}' for ratio in mine)}")
-        rows += [
-            {"case": name, "T": int(t), **{kind: float(values[k]) for kind, values in lines.items()}}
-            for k, t in enumerate(one.times)
-        ]
+        rows += rows_of({"case": name, "T": one.times, **lines})
     horizons = ", ".join(str(t) for t in HORIZONS if t in seen[0].times)
     ours = f"bound with the observed carry / regret at T = {horizons}: {'; '.join(words)}"
     verdict = claims.nearly_tight(ratios) if len(ratios) == 2 * len(HORIZONS) else "not run at this size"

@@ -1,12 +1,14 @@
-"""What every study of the theory has in common: its size, its result, lines that can be told apart in print."""
+"""What every study of the theory has in common: its size, its simulations, its result."""
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
+from carryclip.theory.simulate import Simulation, run
 from carryclip_lab.analysis.claims import Claim
 
 Reading = Literal["noise", "gradient"]
@@ -74,48 +76,42 @@ class Study:
     in_paper: bool = True
 
 
-LINES: dict[str, dict[str, Any]] = {
-    "seen": {"color": "black", "linestyle": "-", "marker": "o", "markersize": 3.5},
-    "pooled": {"color": "0.45", "linestyle": "-", "marker": "x", "markersize": 4},
-    "printed": {"color": "C3", "linestyle": "--"},
-    "corrected": {"color": "C0", "linestyle": "-."},
-    "sharp": {"color": "C2", "linestyle": ":", "linewidth": 2.2},
-}
-"""By kind: told apart by dash and marker as well as by colour."""
-
-
 def side_by_side(functions: Sequence[Callable[[Tick], Any]], tick: Tick) -> list[Any]:
     """Run simulations in threads, two at a time (NumPy lets go of the interpreter); ``tick`` gets their sum."""
     done = [0] * len(functions)
     totals = [0] * len(functions)
+    stopped = threading.Event()
 
     def part(place: int) -> Any:
         def mine(now: int, total: int) -> None:
+            if stopped.is_set():
+                raise InterruptedError
             done[place], totals[place] = now, total
             tick(sum(done), max(sum(totals), total * len(functions)))
 
         return functions[place](mine)
 
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(part, range(len(functions))))
+        try:
+            return list(pool.map(part, range(len(functions))))
+        except BaseException:
+            stopped.set()  # the pool waits for its threads: after Ctrl-C they have nothing to finish
+            raise
 
 
-def panels(count: int, width: float = 5.2, height: float = 3.8) -> tuple[Any, Any]:
-    """A figure with panels beside each other."""
-    import matplotlib
+def simulations(settings: Iterable[dict[str, Any]], tick: Tick) -> list[Simulation]:
+    """Each with its own arguments of ``carryclip.theory.simulate.run``."""
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    def simulation(setting: dict[str, Any]) -> Callable[[Tick], Simulation]:
+        return lambda mine: run(**setting, progress=mine)
 
-    return plt.subplots(1, count, figsize=(width * count, height), layout="constrained", squeeze=False)
+    return side_by_side([simulation(setting) for setting in settings], tick)
 
 
-def mark_no_op(axis: Any, start: float, end: float, text: str) -> None:
-    """Shade the part of an axis where clipping does nothing."""
-    axis.axvspan(start, end, color="0.9", zorder=0)
-    axis.text(
-        (start + end) / 2, 0.03, text, transform=axis.get_xaxis_transform(), ha="center", fontsize=8, color="0.25"
-    )
+def rows_of(columns: dict[str, Any]) -> list[dict[str, Any]]:
+    """The numbers behind a line: from arrays of one length, and what is the same in every row."""
+    lists = [value.tolist() for value in np.broadcast_arrays(*columns.values())]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*lists, strict=True)]
 
 
 def slope(times: np.ndarray, values: np.ndarray, start: float) -> float:

@@ -11,10 +11,11 @@ import numpy as np
 from carryclip.theory import bounds
 from carryclip.theory.noise import Uniform
 from carryclip.theory.problems import Absolute
-from carryclip.theory.simulate import Above, Simulation, run
+from carryclip.theory.simulate import Above, Simulation
 from carryclip_lab.analysis.claims import Claim
 from carryclip_lab.theory_figures import claims
-from carryclip_lab.theory_figures.study import LINES, Result, Scale, Study, Tick, mark_no_op, panels, side_by_side
+from carryclip_lab.theory_figures.drawing import LINES, finish, mark_no_op, panels
+from carryclip_lab.theory_figures.study import Result, Scale, Study, Tick, rows_of, simulations
 
 DELTA, RATE = 0.01, 0.1
 
@@ -55,22 +56,13 @@ ADAPTIVE = (
 
 def compute(sweeps: tuple[Sweep, ...], scale: Scale, tick: Tick) -> list[Simulation]:
     """Both sweeps."""
-    return side_by_side([functools.partial(_run, sweep, scale) for sweep in sweeps], tick)
-
-
-def _run(sweep: Sweep, scale: Scale, tick: Tick) -> Simulation:
-    values = sweep.values(scale)
-    noise = sweep.noise(scale, values)
-    return run(
-        Absolute(),
-        Above(sweep.margin(values, noise)),
-        noise=Uniform(noise),
-        lr=RATE,
-        steps=scale.steps,
-        seeds=scale.seeds,
-        seed=scale.seed,
-        progress=tick,
-    )
+    given = {"problem": Absolute(), "lr": RATE, "steps": scale.steps, "seeds": scale.seeds, "seed": scale.seed}
+    settings = []
+    for sweep in sweeps:
+        values = sweep.values(scale)
+        noise = sweep.noise(scale, values)
+        settings.append({**given, "region": Above(sweep.margin(values, noise)), "noise": Uniform(noise)})
+    return simulations(settings, tick)
 
 
 def levels(sweep: Sweep, scale: Scale) -> dict[str, np.ndarray]:
@@ -97,17 +89,17 @@ def levels(sweep: Sweep, scale: Scale) -> dict[str, np.ndarray]:
 
 def present(sweeps: tuple[Sweep, ...], claim_id: str, scale: Scale, seen: list[Simulation]) -> Result:
     """One panel for each sweep."""
-    figure, axes = panels(2)
+    figure, *axes = panels()
     rows, ratios, notes = [], [], []
-    for axis, sweep, one in zip(axes[0], sweeps, seen, strict=True):
+    for axis, sweep, one in zip(axes, sweeps, seen, strict=True):
         values = sweep.values(scale)
         noise = sweep.noise(scale, values)
-        idle = sweep.margin(values, noise) >= noise * (1.0 - 1e-9)
+        margin = sweep.margin(values, noise)
+        idle = margin >= noise * (1.0 - 1e-9)
         percentile, pooled = one.quantile(1 - DELTA), one.quantile(1 - DELTA, pooled=True)
         at = levels(sweep, scale)
-        axis.plot(
-            values, np.where(percentile > 0, percentile, np.nan), label=f"seen at t = {scale.steps}", **LINES["seen"]
-        )
+        shown = np.where(percentile > 0, percentile, np.nan)
+        axis.plot(values, shown, label=f"seen at t = {scale.steps}", **LINES["seen"])
         if scale.pooled:
             shown = np.where(pooled > 0, pooled, np.nan)
             axis.plot(values, shown, label=f"seen, pooled over {len(one.times)} times", **LINES["pooled"])
@@ -118,29 +110,14 @@ def present(sweeps: tuple[Sweep, ...], claim_id: str, scale: Scale, seen: list[S
             end = values[-1] if idle[-1] else values[idle].max()
             width = (values[1] - values[0]) / 2
             mark_no_op(axis, start - width, end + width, "no-op: carry 0" if idle.sum() > 2 else "")
-        axis.set(
-            yscale="log", xlabel=sweep.name, ylabel="|carry|, 99th percentile", title=f"{sweep.name}, at {sweep.fixed}"
-        )
-        axis.legend(frameon=False, fontsize=8)
+        title = f"{sweep.name}, at {sweep.fixed}"
+        finish(axis, yscale="log", xlabel=sweep.name, ylabel="|carry|, 99th percentile", title=title)
         clips = percentile > 0
         ratios.append((at["printed"][clips] / percentile[clips]).tolist())
         spread = f"{min(ratios[-1]):.3g} to {max(ratios[-1]):.3g}" if ratios[-1] else "none"
         notes.append(f"{sweep.name} {spread} ({int(idle.sum())} of {len(values)} points are no-ops)")
-        rows += [
-            {
-                "varied": sweep.name,
-                "value": float(x),
-                "noise": float(n),
-                "margin": float(m),
-                "seen": p,
-                "pooled": q,
-                **{kind: float(level[k]) for kind, level in at.items()},
-                "no_op": bool(none),
-            }
-            for k, (x, n, m, p, q, none) in enumerate(
-                zip(values, noise, sweep.margin(values, noise), percentile, pooled, idle, strict=True)
-            )
-        ]
+        told = {"varied": sweep.name, "value": values, "noise": noise, "margin": margin}
+        rows += rows_of({**told, "seen": percentile, "pooled": pooled, **at, "no_op": idle})
     what = "γ = |ḡ| + βσ²" if sweeps[0].adaptive else "γ = |ḡ| + α"
     ours = f"printed bound / percentile along {'; along '.join(notes)}"
     claim = Claim(

@@ -1,6 +1,6 @@
 """Wind-up: bias, overshoot and largest carry of every policy, over noise laws and starting points."""
 
-import functools
+import itertools
 from typing import Any
 
 import numpy as np
@@ -9,8 +9,9 @@ from carryclip.carry import Capped, CarryPolicy, Gated, Leaky
 from carryclip.regions import Component
 from carryclip.theory.noise import Gaussian, Noise, Pareto, Skewed, StudentT
 from carryclip.theory.problems import Quadratic
-from carryclip.theory.simulate import Simulation, run
-from carryclip_lab.theory_figures.study import Result, Scale, Study, Tick, panels, side_by_side
+from carryclip.theory.simulate import Simulation
+from carryclip_lab.theory_figures.drawing import finish, mark_optimum, panels
+from carryclip_lab.theory_figures.study import Result, Scale, Study, Tick, simulations
 
 RADIUS, RATE = 1.0, 0.1
 POLICIES: dict[str, CarryPolicy] = {
@@ -43,6 +44,8 @@ def _steps(scale: Scale) -> int:
 def compute(scale: Scale, tick: Tick) -> list[Simulation]:
     """Every policy under every law, from all starts at once."""
     given = {
+        "problem": Quadratic(),
+        "region": Component(RADIUS),
         "lr": RATE,
         "steps": _steps(scale),
         "seeds": max(scale.seeds // 5, 4),
@@ -50,21 +53,15 @@ def compute(scale: Scale, tick: Tick) -> list[Simulation]:
         "start": np.array(STARTS)[:, None, None],
         "times": range(10, _steps(scale) + 1, 10),
     }
-    parts = [functools.partial(_run, law, policy, given) for law in LAWS.values() for policy in POLICIES.values()]
-    return side_by_side(parts, tick)
-
-
-def _run(law: Noise, policy: CarryPolicy, given: dict, tick: Tick) -> Simulation:
-    return run(Quadratic(), Component(RADIUS), noise=law, carry=policy, **given, progress=tick)
+    pairs = itertools.product(LAWS.values(), POLICIES.values())
+    return simulations([{**given, "noise": law, "carry": policy} for law, policy in pairs], tick)
 
 
 def present(scale: Scale, seen: list[Simulation]) -> Result:
     """Return from far away, and bias by noise law; the table has all starts."""
-    figure, axes = panels(2)
-    left, right = axes[0]
+    figure, left, right = panels()
     rows, bars = [], {}
-    for place, one in enumerate(seen):
-        law, policy = list(LAWS)[place // len(POLICIES)], list(POLICIES)[place % len(POLICIES)]
+    for (law, policy), one in zip(itertools.product(LAWS, POLICIES), seen, strict=True):
         half = len(one.times) // 2
         for k, start in enumerate(STARTS):
             mean = one.mean_position[:, k, 0]
@@ -84,9 +81,9 @@ def present(scale: Scale, seen: list[Simulation]) -> Result:
             if start == 100.0 and law == "Gaussian(1)":
                 looks = {key: value for key, value in LOOKS[policy].items() if key != "hatch"}
                 left.plot(one.times, mean, label=policy, linewidth=1.6, **looks)
-    left.axhline(0.0, color="black", linewidth=0.6, linestyle=(0, (1, 4)))
-    left.set(xlim=(0, 4000), xlabel="step", ylabel="mean of x", title="From x = 100, Gaussian(1) noise")
-    left.legend(frameon=False, fontsize=8, loc="lower left")
+    mark_optimum(left)
+    title, legend = "From x = 100, Gaussian(1) noise", {"loc": "lower left"}
+    finish(left, legend=legend, xlim=(0, 4000), xlabel="step", ylabel="mean of x", title=title)
     zoom = left.inset_axes([0.42, 0.66, 0.56, 0.32], xlim=(950, 1250), ylim=(-4.5, 4.5))
     for line in left.get_lines():
         zoom.plot(*line.get_data(), color=line.get_color(), linestyle=line.get_linestyle(), linewidth=1.4)
@@ -96,18 +93,11 @@ def present(scale: Scale, seen: list[Simulation]) -> Result:
     for n, policy in enumerate(POLICIES):
         heights = [max(bars[law, policy], 3e-3) for law in LAWS]
         look = LOOKS[policy]
-        right.bar(
-            np.arange(len(LAWS)) + (n - 2) * width,
-            heights,
-            width,
-            label=policy,
-            color="white" if look["hatch"] else look["color"],
-            edgecolor=look["color"],
-            hatch=look["hatch"],
-        )
+        fill = "white" if look["hatch"] else look["color"]
+        places = np.arange(len(LAWS)) + (n - 2) * width
+        right.bar(places, heights, width, label=policy, color=fill, edgecolor=look["color"], hatch=look["hatch"])
     right.set_xticks(range(len(LAWS)), list(LAWS), fontsize=8)
-    right.set(yscale="log", ylabel="|mean of x − optimum|", title="Bias, from x = 0")
-    right.legend(frameon=False, fontsize=8)
+    finish(right, yscale="log", ylabel="|mean of x − optimum|", title="Bias, from x = 0")
     caption = (
         f"Wind-up and bias on x²/2, radius {RADIUS:g}, learning rate {RATE}, {seen[0].carry.shape[-1]} seeds, "
         f"{_steps(scale)} steps. Left: far from the optimum the radius is below the mean gradient; the full carry pays "

@@ -1,5 +1,6 @@
-"""Environments of ``benchmarks/rl.py``: rare large rewards, an ordinary one, and noise as a control."""
+"""Environments for reinforcement learning: rare large rewards, an ordinary one, and noise as a control."""
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -7,8 +8,6 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
-
-from carryclip.integrations.gymnasium import VectorClipRewardWithCarry
 
 
 class Rooms(VectorEnv):
@@ -118,34 +117,13 @@ class OneHot(gymnasium.ObservationWrapper):
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
-        self.count = int(env.observation_space.n)
+        numbers: Any = env.observation_space
+        self.count = int(numbers.n)
         self.observation_space = Box(0.0, 1.0, (self.count,), np.float32)
 
     def observation(self, observation: int) -> np.ndarray:
         """The unit vector."""
         return np.eye(self.count, dtype=np.float32)[observation]
-
-
-class SeenCarry(VectorClipRewardWithCarry):
-    """Rewards with carry, and the carry as one more column of the observations."""
-
-    def __init__(self, env: VectorEnv, radius: float, **options: Any) -> None:
-        super().__init__(env, radius, **options)
-        size = env.single_observation_space.shape[0] + 1
-        self.single_observation_space = Box(-np.inf, np.inf, (size,), np.float32)
-
-    def reset(self, **given: Any) -> Any:
-        """As before, and the carry."""
-        observations, infos = super().reset(**given)
-        return self._with_carry(observations), infos
-
-    def step(self, actions: Any) -> Any:
-        """As before, and the carry."""
-        observations, *others = super().step(actions)
-        return self._with_carry(observations), *others
-
-    def _with_carry(self, observations: np.ndarray) -> np.ndarray:
-        return np.column_stack([observations, self.rewards.carry]).astype(np.float32)
 
 
 class Noted(VectorWrapper):
@@ -172,3 +150,13 @@ def lake(num_envs: int) -> VectorEnv:
 def cart_pole(num_envs: int) -> VectorEnv:
     """Gymnasium's CartPole as it is."""
     return gym("CartPole-v1", num_envs)
+
+
+MAKE: dict[str, Callable[[int], VectorEnv]] = {
+    "bandit": Bandit,
+    "chain": Chain,
+    "lake": lake,
+    "cartpole": cart_pole,
+    "noise": Noise,
+}
+"""By name: how many side by side, to the environments."""

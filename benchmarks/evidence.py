@@ -143,7 +143,8 @@ def said(folder: Path, what: str) -> str:
             seconds = sum(record.seconds or 0.0 for record in done)
             return f"{len(done):,} runs, {seconds / 3600:.1f} hours of one core that was shared with other work."
         case ["advice"]:
-            return "\n".join(f"- **{family}**: {words}" for family, _, words in told(folder)["families"])
+            said_of = told(folder)["families"]
+            return "\n".join(f"- **{family}** ({trials}): {words}" for family, _, words, trials in said_of)
         case ["candidates"]:
             heads = ["carry", "surely worse than plain clipping in", "where", "of clipping's error gone"]
             return _lines(heads, told(folder)["candidates"])
@@ -161,7 +162,9 @@ def said(folder: Path, what: str) -> str:
             return _totals(folder)
         case ["trials", name]:
             lines = tables.together(name, map(tables.parts, parts(folder)))
-            return _lines(tables.HEADS[name], lines)
+            kept = [place for place, _ in enumerate(tables.HEADS[name]) if any(line[place] for line in lines)]
+            heads = [tables.HEADS[name][place] for place in kept]
+            return _lines(heads, [[line[place] for place in kept] for line in lines])
         case ["figure", place, name]:
             return (folder / "figures" / place / f"{name}.txt").read_text(encoding="utf-8").strip()
     raise ValueError(f"Nothing is known of {what!r}.")

@@ -27,7 +27,7 @@ from carryclip_lab.store.records import Epoch, Record
 
 STUDY = "evidence-small"
 FILE = "runs.parquet"
-SHOWN = ("Skewed amounts", "Visits to the doctor", "Language model, Python's help", "Symmetric heavy tails")
+SHOWN = ("Skewed amounts", "Visits to the doctor", "One spiked batch")
 """Trials whose learning rates are drawn; the others are in the report that the command makes."""
 COLUMNS = ("spec", "outcome", "seconds", "metrics", "environment")
 DIGITS = 7
@@ -143,7 +143,8 @@ def said(folder: Path, what: str) -> str:
             seconds = sum(record.seconds or 0.0 for record in done)
             return f"{len(done):,} runs, {seconds / 3600:.1f} hours of one core that was shared with other work."
         case ["advice"]:
-            return "\n".join(f"- **{family}**: {words}" for family, _, words in told(folder)["families"])
+            said_of = told(folder)["families"]
+            return "\n".join(f"- **{family}** ({trials}): {words}" for family, _, words, trials in said_of)
         case ["candidates"]:
             heads = ["carry", "surely worse than plain clipping in", "where", "of clipping's error gone"]
             return _lines(heads, told(folder)["candidates"])
@@ -161,7 +162,9 @@ def said(folder: Path, what: str) -> str:
             return _totals(folder)
         case ["trials", name]:
             lines = tables.together(name, map(tables.parts, parts(folder)))
-            return _lines(tables.HEADS[name], lines)
+            kept = [place for place, _ in enumerate(tables.HEADS[name]) if any(line[place] for line in lines)]
+            heads = [tables.HEADS[name][place] for place in kept]
+            return _lines(heads, [[line[place] for place in kept] for line in lines])
         case ["figure", place, name]:
             return (folder / "figures" / place / f"{name}.txt").read_text(encoding="utf-8").strip()
     raise ValueError(f"Nothing is known of {what!r}.")
@@ -218,7 +221,9 @@ def _by_method(cells: Iterable[Cell], least: int) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for cell in cells:
         name = row_name(cell.setting.method, cell.batch / least)
-        found.setdefault(name, []).append(OPTIMIZERS[cell.setting.optimizer])
+        optimizers = found.setdefault(name, [])
+        if OPTIMIZERS[cell.setting.optimizer] not in optimizers:
+            optimizers.append(OPTIMIZERS[cell.setting.optimizer])
     return found
 
 
@@ -247,7 +252,7 @@ def _frozen(folder: Path) -> str:
     lines = []
     for part in parts(folder):
         for (optimizer, method), group in itertools.groupby(
-            sorted(stills(part), key=lambda each: (each.optimizer != "sgd", each.optimizer, each.method.order)),
+            sorted(stills(part), key=lambda each: (list(OPTIMIZERS).index(each.optimizer), each.method.order)),
             key=lambda each: (each.optimizer, each.method),
         ):
             cells = [f"{100 * each.share.value:+.0f} / {100 * (each.astray or math.nan):.0f}" for each in group]

@@ -13,7 +13,7 @@ from carryclip_lab.analysis.naming import CLIP
 from carryclip_lab.analysis.worth import blocks
 
 FOLDER = published.FOLDERS["evidence"]
-AT_AN_END: set[str] = set()
+AT_AN_END = {"Critic with rare rewards (momentum)", "Critic with rare rewards (AdamW)"}
 """Trials with their optimizers where plain clipping's best learning rate is the first or the last that was tried."""
 
 

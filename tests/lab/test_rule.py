@@ -126,7 +126,7 @@ def test_what_is_won_back_is_a_part_of_clippings_error_where_it_is_signal():
 )
 def test_words(lines, better, worse, safe, word):
     assert word_of(lines, better, worse, safe=safe) == word
-    said = rule.sentence(Verdict("family", word, lines, better, worse, 0.42, (1, 2)))
+    said = rule.sentence(Verdict("family", ("a trial",), word, lines, better, worse, 0.42, (1, 2)))
     assert said.startswith(rule.PHRASES[word])
     assert f"surely better in {better} and surely worse in {worse} of {lines} comparisons, 42% of" in said
 
@@ -147,6 +147,8 @@ def test_a_win_without_a_control_is_named():
     assert rule.controlled([won], RULES) == [("skewed (sgd)", SHRUNK.label, "no control")]
     twin = Line("plain", "ordinary", {SHRUNK: effect(0.0)})
     assert rule.controlled([won, twin], RULES) == []
+    blank = Line("plain", "ordinary", {DRIP: effect(0.0)})
+    assert rule.controlled([won, blank], RULES) == [("skewed (sgd)", SHRUNK.label, "not run in plain")]
     too = Line("plain", "ordinary", {SHRUNK: effect(0.3)})
     left = rule.controlled([won, too], RULES)
     assert (won.name, SHRUNK.label, "wins in plain as well") in left

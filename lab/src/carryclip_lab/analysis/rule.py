@@ -157,6 +157,8 @@ class Verdict:
     """What a method does to a family of trials."""
 
     family: str
+    trials: tuple[str, ...]
+    """Titles of those that have lines."""
     word: Word
     lines: int
     better: int
@@ -177,9 +179,9 @@ def verdicts(found: Sequence[Line], rules: Rules, method: Method) -> list[Verdic
         better, worse = (sum(getattr(line, side)(method) for line in mine) for side in ("better", "worse"))
         safe = all(keeps_up(line.same(method), line.margin) == "yes" for line in mine)
         word = word_of(len(mine), better, worse, safe=safe)
-        told.append(
-            Verdict(family, word, len(mine), better, worse, won_back(mine, rules, method), _than_none(mine, method))
-        )
+        seen = tuple(dict.fromkeys(line.subject.title for line in mine))
+        gone, than_none = won_back(mine, rules, method), _than_none(mine, method)
+        told.append(Verdict(family, seen, word, len(mine), better, worse, gone, than_none))
     return told
 
 
@@ -255,7 +257,7 @@ def sentence(verdict: Verdict) -> str:
 def controlled(found: Sequence[Line], rules: Rules) -> list[tuple[str, str, str]]:
     """Every win of a candidate over plain clipping that is not seen to be absent from the trial's twin.
 
-    (line, method, why): the twin has no such line, or the candidate is surely better there too.
+    (line, method, why): the twin has no such line, was not run, or the candidate is surely better there too.
     """
     places = {(line.subject.title, line.block.optimizer): line for line in found}
     open_ends = []
@@ -266,6 +268,8 @@ def controlled(found: Sequence[Line], rules: Rules) -> list[tuple[str, str, str]
             twin = places.get((rules.controls.get(line.subject.title, ""), line.block.optimizer))
             if twin is None:
                 open_ends.append((line.name, method.label, "no control"))
+            elif twin.same(method) is None:
+                open_ends.append((line.name, method.label, f"not run in {twin.subject.title}"))
             elif twin.better(method):
                 open_ends.append((line.name, method.label, f"wins in {twin.subject.title} as well"))
     return open_ends
@@ -288,7 +292,9 @@ def told(parts: Sequence[Summary], rules: Rules, method: Method) -> dict[str, An
         "default": None if chosen is None else chosen.label,
         "confirmed": chosen == method,
         "candidates": candidates,
-        "families": [[each.family, each.word, sentence(each)] for each in verdicts(found, rules, method)],
+        "families": [
+            [each.family, each.word, sentence(each), ", ".join(each.trials)] for each in verdicts(found, rules, method)
+        ],
         "uncontrolled": [list(each) for each in controlled(found, rules)],
         "edges": [[each.line, each.method, f"{each.lr:g}", each.side] for each in edges(parts)],
     }

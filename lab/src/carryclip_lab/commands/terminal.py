@@ -31,6 +31,6 @@ def verdicts(store: Store, study: str, rules: str | None) -> list[str]:
     said = rule.told(summaries(store, study), rule.read(rules), DEFAULT)
     if not said["lines"]:
         return []
-    lines = [f"{family}: {words}" for family, _, words in said["families"]]
+    lines = [f"{family}: {words}" for family, _, words, _ in said["families"]]
     picked = said["default"] or "none of the carries"
     return [*lines, f"By the rules of {study} the default is {picked}."]

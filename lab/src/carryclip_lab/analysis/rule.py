@@ -251,7 +251,7 @@ def sentence(verdict: Verdict) -> str:
     if not math.isnan(verdict.gone):
         said += f", {verdict.gone:.0%} of plain clipping's error gone"
     better, worse = verdict.than_none
-    return f"{said}. Than no clipping, each at its best rate, it is surely better in {better} and worse in {worse}."
+    return f"{said}. Against no clipping, each at its best rate: better in {better}, worse in {worse}."
 
 
 def controlled(found: Sequence[Line], rules: Rules) -> list[tuple[str, str, str]]:

@@ -32,5 +32,7 @@ def verdicts(store: Store, study: str, rules: str | None) -> list[str]:
     if not said["lines"]:
         return []
     lines = [f"{family}: {words}" for family, _, words, _ in said["families"]]
+    if not said["compared"]:  # a smoke tier has a few of the carries
+        return lines
     picked = said["default"] or "none of the carries"
     return [*lines, f"By the rules of {study} the default is {picked}."]

@@ -329,7 +329,9 @@ def reproduce(folder, study, data, processes, *more):
     return command(*words, "--workers", "1", processes=processes)
 
 
-LEARNING = STUDY.removesuffix("[[grid]]\n").replace("Norm(0.5)", "Adaptive(1, 2, EWMA(0.95))").replace("= 16", "= 5", 1)
+LEARNING = (
+    STUDY.removesuffix("[[grid]]\n").replace("Norm(0.5)", "Adaptive(1, 2, EWMA(0.95))").replace("= 16", "= 10", 1)
+)
 """A region that learns its radius, so that there is more to lose than a carry."""
 
 

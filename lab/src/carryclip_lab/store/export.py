@@ -26,7 +26,7 @@ def main(path: str, out: str, kinds: Sequence[str]) -> int:
     folder = make_folder(out)
     with Store(path, create=False) as store:
         for written in export(store, folder, kinds):
-            Console().print(f"Wrote {written}.", highlight=False)
+            Console().print(f"Wrote {written}.", highlight=False, soft_wrap=True)
     return 0
 
 
@@ -46,7 +46,7 @@ def backup(path: str, to: str) -> int:
     """The command behind ``carryclip backup``."""
     with Store(path, create=False) as store:
         store.backup(Path(to))
-    Console().print(f"Wrote {to}.", highlight=False, markup=False)
+    Console().print(f"Wrote {to}.", highlight=False, markup=False, soft_wrap=True)
     return 0
 
 

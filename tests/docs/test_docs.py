@@ -76,8 +76,9 @@ def surroundings():
 
 
 @pytest.mark.parametrize("page", SNIPPETS, ids=lambda page: page.name)
-def test_snippets_run(page, monkeypatch):
+def test_snippets_run(page, monkeypatch, tmp_path):
     """Blocks of a page share their names; a page may attach again and again, which a program may not."""
+    monkeypatch.chdir(tmp_path)  # what they save
     monkeypatch.setattr("carryclip.torch._foreign.claim", lambda clipper, params, watch_only: None)
     names = surroundings()
     with warnings.catch_warnings():

@@ -72,6 +72,11 @@ class NumpyNamespace:
         return x + factor * y
 
     @staticmethod
+    def weighted(x: Any, a: Any, y: Any, b: Any) -> Any:
+        """The sum x·a + y·b."""
+        return x * a + y * b
+
+    @staticmethod
     def inner(x: np.ndarray, y: np.ndarray) -> Any:
         """The sum of x·y."""
         return np.sum(x * y)

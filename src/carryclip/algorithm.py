@@ -6,9 +6,10 @@
 
 A scope is a set of entries clipped as one vector: all parameters of a ``Norm``, or one group, or one tensor; adding up
 over scopes is in ``carryclip.scopes``. ``xp`` provides ``where clip abs sign sqrt expm1 sum lerp isfinite finfo`` with
-NumPy's meanings, ``astype(array, dtype)``, ``allfinite(array)``, ``inner(x, y)``, ``plus(x, y, factor)``, for metrics
-``size(array)`` and ``sums(terms, largest=...)``, and for buffers stored in fewer bits ``as_bits``, ``from_bits`` and
-``positions``. Scalars stay arrays, so nothing here waits for a device; where a backend knows them it may pass numbers.
+NumPy's meanings, ``astype(array, dtype)``, ``allfinite(array)``, ``inner(x, y)``, ``plus(x, y, factor)``,
+``weighted(x, a, y, b)``, for metrics ``size(array)`` and ``sums(terms, largest=...)``, and for buffers stored in fewer
+bits ``as_bits``, ``from_bits`` and ``positions``. Scalars stay arrays, so nothing here waits for a device; where a
+backend knows them it may pass numbers.
 """
 
 import math
@@ -365,7 +366,7 @@ def apply(
     if rule.region.joint:
         assert scaling is not None
         radius = sizes[0]
-        step = _by_norm(xp, rule, raw, total, buffers, scaling, gradient.dtype)
+        step = _by_norm(xp, rule, raw, total, buffers, scaling, gradient.dtype, inspect=inspect)
     else:
         source = moved if rule.region.counts_current else buffers
         radius, centre = _radius(xp, rule, source, clock, sizes, gradient.dtype, dtype)
@@ -392,11 +393,22 @@ def apply(
     return Outcome(update, moved, dropped_sq, diagnosis)
 
 
-def _by_norm(xp: Any, rule: Rule, raw: Any, total: Any, buffers: Buffers, scaling: Scaling, narrow: Any) -> Clipped:
-    """Clip an array as a part of its scope's vector."""
+def _by_norm(
+    xp: Any,
+    rule: Rule,
+    raw: Any,
+    total: Any,
+    buffers: Buffers,
+    scaling: Scaling,
+    narrow: Any,
+    *,
+    inspect: bool,
+) -> Clipped:
+    """Clip an array as a part of its scope's vector; what a policy mixes is seen as a whole only to ``inspect`` it."""
     if rule.policy.mixes:
-        total, owed = rule.policy.mix(xp, raw, buffers.carry, scaling)
-        aim = total * scaling.scale
+        aim, owed = rule.policy.mix(xp, raw, buffers.carry, scaling)
+        if inspect:
+            total, _ = rule.policy.mix(xp, raw, buffers.carry, scaling._replace(scale=1.0))
         update = _rounded(xp, aim, narrow)
         return Clipped(total, aim, update, rule.policy.left(xp, owed, xp.astype(update, raw.dtype), scaling))
     aim = total * scaling.scale

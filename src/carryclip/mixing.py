@@ -135,7 +135,7 @@ class Drip(Policy):
     def mix(self, xp: Any, gradient: Any, carry: Any, scaling: Scaling) -> tuple[Any, Any]:
         """See ``Policy``."""
         owed = xp.plus(carry, gradient, scaling.taken)
-        return xp.lerp(gradient * scaling.base, owed, self.rate), owed
+        return xp.lerp(gradient * scaling.base, owed, self.rate) * scaling.scale, owed
 
     def left(self, xp: Any, owed: Any, update: Any, scaling: Scaling) -> Any:
         """See ``Policy``."""
@@ -235,9 +235,10 @@ class Shrunk(Policy):
 
     def mix(self, xp: Any, gradient: Any, carry: Any, scaling: Scaling) -> tuple[Any, Any]:
         """See ``Policy``."""
-        old = carry * (self.decay if scaling.held is None else scaling.held)
-        bias = xp.plus(old, gradient, scaling.taken)
-        return xp.plus(gradient * scaling.base, bias, scaling.back), bias
+        held = self.decay if scaling.held is None else scaling.held
+        bias = xp.weighted(carry, held, gradient, scaling.taken)
+        # Scaled beforehand, so that the update is one pass over memory.
+        return xp.weighted(gradient, scaling.base * scaling.scale, bias, scaling.back * scaling.scale), bias
 
     def left(self, xp: Any, owed: Any, update: Any, scaling: Scaling) -> Any:
         """See ``Policy``."""

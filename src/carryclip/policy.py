@@ -166,7 +166,7 @@ class Policy:
         raise NotImplementedError
 
     def mix(self, xp: Any, gradient: Any, carry: Any, scaling: Scaling) -> tuple[Any, Any]:
-        """(the vector that is scaled to be the update, what is owed) of one array under a norm."""
+        """(the update, what is owed) of one array under a norm; with a scale of 1 the first is the vector itself."""
         raise NotImplementedError
 
     def left(self, xp: Any, owed: Any, update: Any, scaling: Scaling) -> Any:

@@ -1,5 +1,6 @@
 """The shape of a torch step: how short its way is, and that what runs is the algorithm, recorded."""
 
+import math
 import sys
 from collections import Counter
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from carryclip import EWMA, Adaptive, Component, Gated, Norm
+from carryclip import EWMA, Adaptive, Component, Gated, Norm, Shrunk
 from carryclip.torch import UClip
 from cases import POLICIES, REGIONS, halving
 from seam import stepper
@@ -99,6 +100,28 @@ def test_a_program_is_the_three_lines_that_the_algorithm_is():
         "    torch.sub(carry, gradient, out=carry)",
     ]
     assert program.scratch == []
+
+
+def test_the_default_writes_in_two_passes_over_memory():
+    """The full carry takes three; the default makes two sums more, and so must save elsewhere."""
+    made = programs(Norm(1.0), Shrunk(), steps=40, metrics_every=0)
+    writing = [program for program, _ in made.values() if "return ()" in program.source]
+    assert any("torch.addr" in program.source for program in writing)
+    for program in writing:
+        assert program.source.count("out=") <= 2, program.source
+        assert program.scratch == []
+
+
+@pytest.mark.parametrize("nonfinite", ["zero", "propagate"])
+def test_nothing_that_is_multiplied_by_0_hides_what_is_not_finite(nonfinite):
+    """``torch.addr`` does not look at what 0 belongs to: an infinite entry must stay NaN under "propagate" only."""
+    p = nn.Parameter(torch.zeros(3))
+    clipper = UClip([p], Norm(1.0), carry=Shrunk(), nonfinite=nonfinite)
+    for bad in (math.inf, math.nan):
+        p.grad = torch.tensor([1.0, bad, 1.0])
+        clipper.clip_()
+        assert bool(p.grad[1].isnan()) == (nonfinite == "propagate")
+        assert bool(clipper.carry(p).isfinite().all()) == (nonfinite == "zero")
 
 
 def test_an_adaptive_program_needs_little_memory_beside_its_own():

@@ -74,6 +74,11 @@ class JaxNamespace:
         return x + factor * y
 
     @staticmethod
+    def weighted(x: jax.Array, a: Any, y: jax.Array, b: Any) -> jax.Array:
+        """The sum x·a + y·b."""
+        return x * a + y * b
+
+    @staticmethod
     def allfinite(values: jax.Array) -> jax.Array:
         """Whether every entry is finite."""
         return jnp.all(jnp.isfinite(values))

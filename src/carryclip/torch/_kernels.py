@@ -420,7 +420,7 @@ _FACTORS = ("scale", "keep", "base", "taken", "back")
 
 
 def _scalars(rule: Rule, scaling: Scaling | None) -> tuple[list[float], tuple[Any, ...]]:
-    """The scalars that a program is given, and the names of all: those that are 1 stand for themselves as (name, 1)."""
+    """The scalars that a program is given, and the names of all; one that is 1 or 0 stands for itself as (name, 1)."""
     if scaling is None:
         return [], ()
     if not rule.policy.mixes:
@@ -430,8 +430,9 @@ def _scalars(rule: Rule, scaling: Scaling | None) -> tuple[list[float], tuple[An
         value = getattr(scaling, name)
         if value is None:
             continue
-        if value == 1.0:  # often so, and then there is nothing to multiply
-            names.append((name, 1.0))
+        # Often so, and then there is nothing to multiply, or to add; but NaN times 0 is NaN.
+        if value == 1.0 or (value == 0.0 and rule.nonfinite != "propagate"):
+            names.append((name, value))
         else:
             values.append(value)
             names.append(name)
@@ -478,7 +479,8 @@ def apply_of(
             finals["gradient"] = outcome.update
         return finals, Told(outcome.dropped_sq, outcome.diagnosis)
 
-    return record(function, arrays, [*scalars, *times, *(["seed"] if bundle.rounds else [])], rows=rows)
+    numbers = [*scalars, *times, *(["seed"] if bundle.rounds else [])]
+    return record(function, arrays, numbers, rows=rows, passes_nan=rule.nonfinite == "propagate")
 
 
 def _kind(bundle: Bundle, name: str) -> torch.dtype:
@@ -573,8 +575,8 @@ class Listed:
             held = torch.where(skip, torch.ones_like(scaling.scale), policy.decay)
             scaling = scaling._replace(scale=torch.where(skip, 0.0, scaling.scale), keep=keep, held=held)
         for some, owed in _slices(arrays, carries):
-            vector, left = policy.mix(_Lists, _List(some), _List(owed), scaling)
-            policy.left(_Lists, left, vector * scaling.scale, scaling)
+            update, left = policy.mix(_Lists, _List(some), _List(owed), scaling)
+            policy.left(_Lists, left, update, scaling)
         return Told()
 
     @staticmethod
@@ -654,6 +656,11 @@ class _Lists:
         """The sum x + factor·y."""
         torch._foreach_add_(x.tensors, torch._foreach_mul(y.tensors, factor))
         return x
+
+    @staticmethod
+    def weighted(x: _List, a: Any, y: _List, b: Any) -> _List:
+        """The sum x·a + y·b."""
+        return _Lists.plus(x * a, y, b)
 
     @staticmethod
     def lerp(start: _List, end: _List, weight: float) -> _List:

@@ -81,6 +81,11 @@ class TorchNamespace:
         return x + y * factor
 
     @staticmethod
+    def weighted(x: torch.Tensor, a: Any, y: torch.Tensor, b: Any) -> torch.Tensor:
+        """The sum x·a + y·b."""
+        return x * a + y * b
+
+    @staticmethod
     def size(values: torch.Tensor) -> float:
         """The number of entries."""
         return float(values.numel())

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from carryclip_lab import grid
 from carryclip_lab.commands.plan import estimate
 from carryclip_lab.data.text import load_text, own_text
 from carryclip_lab.data.unpack import DataError
@@ -191,6 +192,18 @@ def test_trials_can_be_planned():
     specs = [spec_of("softmax"), spec_of("bandit", **CLIPPED)]
     rates = calibrate(specs, workers=1)
     assert estimate([(spec, 3.0) for spec in specs], rates, 1) > 0.0
+
+
+EACH = {spec.task: spec for spec in grid.load("evidence-smoke").specs}
+
+
+@pytest.mark.parametrize("task", EACH)
+def test_each_trial_can_be_timed(task):
+    timing = EACH[task].recipe.timing(EACH[task], Place())
+    timing.step()
+    timing.step()
+    if timing.evaluate is not None:
+        timing.evaluate()
 
 
 def test_bad_settings_are_named():

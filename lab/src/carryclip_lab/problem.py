@@ -115,6 +115,7 @@ class Problem:
     def timing(self, spec: Spec, place: Place) -> Timing:
         """A step as the trainer takes it, and what comes with an epoch."""
         run = Run(spec, self)
+        self.begin(0)
         steps = iter(range(1 << 60))
         return Timing(lambda: run.train(next(steps)), spec.batch, lambda: self.closed(run.net, last=False))
 

@@ -110,11 +110,11 @@ def records(folder: Path) -> tuple[list[Record], dict[str, list[Epoch]]]:
     ends: dict[str, list[Epoch]] = {}
     for row in pyarrow.parquet.read_table(folder / FILE).to_pylist():
         spec = Spec.from_canonical(row["spec"])
-        done = row["outcome"] == "reached"
-        record = Record(spec, "done", row["outcome"], spec.epochs if done else None, row["seconds"], None, {})
-        found.append(record)
+        reached = spec.epochs if row["outcome"] == "reached" else None
+        environment = json.loads(row["environment"])
+        found.append(Record(spec, "done", row["outcome"], reached, row["seconds"], None, environment))
         metrics = json.loads(row["metrics"])
-        ends[spec.id] = [Epoch(spec.epochs, loss=0.0 if metrics else None, metrics=metrics)]
+        ends[spec.id] = [Epoch(spec.epochs, loss=0.0 if metrics else None, metrics=metrics, seconds=row["seconds"])]
     return found, ends
 
 

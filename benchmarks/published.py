@@ -175,17 +175,25 @@ def publish(folder: Path, store_path: str) -> None:
             path.unlink()
 
 
-def restore(folder: Path, store_path: str) -> None:
-    """A store with the published runs and their epochs, as they were: the study goes on from there."""
+def records_with_epochs(folder: Path) -> tuple[dict[str, list[Record]], dict[str, list[Epoch]]]:
+    """The published runs by study, and the epochs of each; of the evidence only how the last one ended."""
+    if folder == FOLDERS["evidence"]:
+        found, ends = evidence.records(folder)
+        return {evidence.STUDY: found}, ends
     import pyarrow.parquet
 
-    table = pyarrow.parquet.read_table(folder / "epochs.parquet").to_pylist()
     seen: dict[str, list[Epoch]] = {}
-    for row in table:
+    for row in pyarrow.parquet.read_table(folder / "epochs.parquet").to_pylist():
         told = {**row, "metrics": json.loads(row.get("metrics") or "{}")}
         seen.setdefault(told.pop("run"), []).append(Epoch(**told))
+    return records(folder), seen
+
+
+def restore(folder: Path, store_path: str) -> None:
+    """A store with the published runs and their epochs, as they were: the study goes on from there."""
+    studies, seen = records_with_epochs(folder)
     with Store(store_path) as store:
-        for name, found in records(folder).items():
+        for name, found in studies.items():
             study = load(name)
             store.add(Study(name, study.title, study.tier, tuple(record.spec for record in found)))
             store.take(name, ME, limit=len(found))

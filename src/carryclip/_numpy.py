@@ -76,6 +76,11 @@ class NumpyNamespace:
         """The sum x·a + y·b."""
         return x * a + y * b
 
+    @classmethod
+    def between(cls, x: Any, a: Any, y: Any, weight: float, scale: Any) -> Any:
+        """The vector (1 - weight)·a·x + weight·y, times ``scale``; where all else is 1 and x is y, that is x."""
+        return cls.lerp(x * a, y, weight) * scale
+
     @staticmethod
     def inner(x: np.ndarray, y: np.ndarray) -> Any:
         """The sum of x·y."""

@@ -7,9 +7,9 @@
 A scope is a set of entries clipped as one vector: all parameters of a ``Norm``, or one group, or one tensor; adding up
 over scopes is in ``carryclip.scopes``. ``xp`` provides ``where clip abs sign sqrt expm1 sum lerp isfinite finfo`` with
 NumPy's meanings, ``astype(array, dtype)``, ``allfinite(array)``, ``inner(x, y)``, ``plus(x, y, factor)``,
-``weighted(x, a, y, b)``, for metrics ``size(array)`` and ``sums(terms, largest=...)``, and for buffers stored in fewer
-bits ``as_bits``, ``from_bits`` and ``positions``. Scalars stay arrays, so nothing here waits for a device; where a
-backend knows them it may pass numbers.
+``weighted(x, a, y, b)``, ``between(x, a, y, weight, scale)``, for metrics ``size(array)`` and ``sums(terms,
+largest=...)``, and for buffers stored in fewer bits ``as_bits``, ``from_bits`` and ``positions``. Scalars stay arrays,
+so nothing here waits for a device; where a backend knows them it may pass numbers.
 """
 
 import math

@@ -135,7 +135,7 @@ class Drip(Policy):
     def mix(self, xp: Any, gradient: Any, carry: Any, scaling: Scaling) -> tuple[Any, Any]:
         """See ``Policy``."""
         owed = xp.plus(carry, gradient, scaling.taken)
-        return xp.lerp(gradient * scaling.base, owed, self.rate) * scaling.scale, owed
+        return xp.between(gradient, scaling.base, owed, self.rate, scaling.scale), owed
 
     def left(self, xp: Any, owed: Any, update: Any, scaling: Scaling) -> Any:
         """See ``Policy``."""

@@ -78,6 +78,11 @@ class JaxNamespace:
         """The sum x·a + y·b."""
         return x * a + y * b
 
+    @classmethod
+    def between(cls, x: jax.Array, a: Any, y: jax.Array, weight: float, scale: Any) -> jax.Array:
+        """The vector (1 - weight)·a·x + weight·y, times ``scale``; where all else is 1 and x is y, that is x."""
+        return cls.lerp(x * a, y, weight) * scale
+
     @staticmethod
     def allfinite(values: jax.Array) -> jax.Array:
         """Whether every entry is finite."""

@@ -663,10 +663,10 @@ class _Lists:
         return _Lists.plus(x * a, y, b)
 
     @staticmethod
-    def lerp(start: _List, end: _List, weight: float) -> _List:
-        """The point a part ``weight`` of the way from start to end."""
-        torch._foreach_lerp_(start.tensors, end.tensors, weight)
-        return start
+    def between(x: _List, a: Any, y: _List, weight: float, scale: Any) -> _List:
+        """The vector (1 - weight)·a·x + weight·y, times ``scale``."""
+        torch._foreach_lerp_((x * a).tensors, y.tensors, weight)
+        return x * scale
 
 
 def _slices(*lists: Sequence[Tensor]) -> Iterator[tuple[list[Tensor], ...]]:

@@ -165,6 +165,13 @@ class Recorder:
             return self.plus(x * a, y, b)
         return self.operation("weighted", (x, a, y, b))
 
+    def between(self, x: Any, a: Any, y: Any, weight: float, scale: Any) -> Symbol:
+        """The vector (1 - weight)·a·x + weight·y, times ``scale``, in one pass; x where the rest is 1 and y is x."""
+        plain = not isinstance(a, Symbol) and not isinstance(scale, Symbol) and a * scale == 1.0
+        if plain or self.rows or self.passes_nan:
+            return self.lerp(x * a, y, weight) * scale
+        return self.weighted(x, (1.0 - weight) * a * scale, y, weight * scale)
+
     def isfinite(self, x: Any) -> Any:
         """Which entries are finite: NaN and infinity are not below infinity."""
         if x.dtype is None:

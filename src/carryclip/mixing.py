@@ -174,9 +174,9 @@ class Shrunk(Policy):
         u     = clip(a·g + known/(known + noise)·carry, radius)
 
     The carry is not a debt that is paid but an estimate that is added at every step, shrunk as Stein's estimator
-    shrinks a mean: with ``lasting=1`` the share is max(0, 1 - noise/||carry||²). A bias lasts for longer than the memory,
-    and over that time the noise of the estimates averages out in the weights, so that less shrinking serves better.
-    One bad batch, and noise as large on both sides, is forgotten; so sums of gradients are not kept.
+    shrinks a mean: with ``lasting=1`` the share is max(0, 1 - noise/||carry||²). A bias lasts for longer than the
+    memory, and over that time the noise of the estimates averages out in the weights, so that less shrinking serves
+    better. One bad batch, and noise as large on both sides, is forgotten; so sums of gradients are not kept.
 
     Args:
         memory: steps that the averages look back.

@@ -256,9 +256,9 @@ def shrunk_left(noise: Array, *, policy: Shrunk | None = None) -> Array:
 def shrunk_noise(dimension: Array, *, policy: Shrunk | None = None) -> Array:
     """``Shrunk``: what is paid where there is no bias: E[h·||carry||²] <= E[noise level²]·k·m·(1 + m)/(1 + k·m).
 
-    m = 1/sqrt(2·d), d is the dimension in which the cuts spread, tr(S)²/tr(S²) for their covariance S, h the share that is
-    added and k the policy's ``lasting``. *Whether* anything is paid is close to a coin's toss in many dimensions; *how
-    much* vanishes like k/sqrt(2·d).
+    m = 1/sqrt(2·d), d is the dimension in which the cuts spread, tr(S)²/tr(S²) for their covariance S, h the share
+    that is added and k the policy's ``lasting``. *Whether* anything is paid is close to a coin's toss in many
+    dimensions; *how much* vanishes like k/sqrt(2·d).
 
     Conditions: cuts independent in time, of mean 0 and one covariance; dimension >= 1.
 

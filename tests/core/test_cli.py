@@ -34,7 +34,7 @@ def test_doctor_reports_what_works():
 def test_demo_goes_from_theory_to_the_report(tmp_path):
     done = run("demo", "--quick", "--out", "result", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "U-Clip, Gated, norm 0.5" in done.stdout
+    assert "Shrunk (default), norm 0.5" in done.stdout
     assert (tmp_path / "result" / "report.html").as_uri() in done.stdout
     page = (tmp_path / "result" / "report.html").read_text(encoding="utf-8")
     assert "digits" in page

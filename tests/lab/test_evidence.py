@@ -99,7 +99,7 @@ def test_a_trial_runs_to_its_answers(tmp_path):
     assert "Should I turn the carry on?" in page
     told = json.loads((tmp_path / "report" / "claims.json").read_text(encoding="utf-8"))
     (policies,) = told["together"]["policies"]["table"]
-    gain = dict(zip(told["together"]["policies"]["heads"], policies, strict=True))["U-Clip, Shrunk"]
+    gain = dict(zip(told["together"]["policies"]["heads"], policies, strict=True))["Shrunk (default)"]
     assert gain.startswith("▲ +0.")  # rare rewards are what the carry is for
     (answers,) = told["together"]["answers"]["table"]
     assert answers[:3] == ["signal", "Critic with rare rewards", "SGD"]

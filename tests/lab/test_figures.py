@@ -238,7 +238,7 @@ def test_names_are_text_and_not_formulas(tmp_path):
 
 def test_the_carry_is_drawn_for_methods_that_have_one():
     drawn = draw("carry", summary(small()))
-    assert {row["method"] for row in drawn.rows} == {"U-Clip", "U-Clip, Gated"}
+    assert {row["method"] for row in drawn.rows} == {"U-Clip", "Gated"}
     assert len(drawn.rows) == 2 * 3 * 2 * len(TRACE)
     assert draw("carry", summary(small(), epochs=lambda run: [])) is None
 

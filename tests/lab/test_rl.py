@@ -44,7 +44,7 @@ def test_studies_have_rare_rewards_an_ordinary_one_and_noise(name):
     }
     for part in found:
         labels = [method.words for method in part.methods]
-        assert labels[:4] == ["no clipping", "clip", "U-Clip", "U-Clip, Shrunk"]
+        assert labels[:4] == ["no clipping", "clip", "U-Clip", "Shrunk (default)"]
         if part.recipe.environment != "cartpole":  # which pays 1 a step
             assert labels[4:] == ["rewards clipped", "rewards with carry", "rewards with carry, seen"]
         assert {len(seeds) for cell in part.cells for seeds in cell.runs.values()} == {3 if name == "rl-smoke" else 5}

@@ -165,9 +165,9 @@ def test_regions_have_short_names(region, label):
         ({}, "none"),
         ({"region": "Norm(1.0)"}, "clip"),
         ({"region": "Norm(1.0)", "carry": "full"}, "U-Clip"),
-        ({"region": "Norm(1.0)", "carry": "Gated()"}, "U-Clip, Gated"),
-        ({"region": "Norm(1.0)", "carry": "Gated(threshold=0.4)"}, "U-Clip, Gated(threshold=0.4)"),
-        ({"region": "Norm(1.0)", "carry": "Capped(10)"}, "U-Clip, Capped(10)"),
+        ({"region": "Norm(1.0)", "carry": "Gated()"}, "Gated"),
+        ({"region": "Norm(1.0)", "carry": "Gated(threshold=0.4)"}, "Gated(threshold=0.4)"),
+        ({"region": "Norm(1.0)", "carry": "Capped(10)"}, "Capped(10)"),
         ({"method": "mine:clip"}, "mine:clip"),
     ],
 )

@@ -22,8 +22,8 @@ WAYS = {
     "no clipping": {},
     "clip": {"region": "Norm(0.5)", "carry": "none"},
     "U-Clip": {"region": "Norm(0.5)", "carry": "full"},
-    "U-Clip, Gated": {"region": "Norm(0.5)", "carry": "Gated()"},
-    "U-Clip, Shrunk": {"region": "Norm(0.5)", "carry": "Shrunk()"},
+    "Gated": {"region": "Norm(0.5)", "carry": "Gated()"},
+    "Shrunk (default)": {"region": "Norm(0.5)", "carry": "Shrunk()"},
     "clip at Quantile(0.9)": {"region": "Norm(Quantile(0.9))", "carry": "none"},
     "ZClip + U-Clip": {"method": "carryclip.experiments.peers:ZScore", "carry": "full"},
 }
@@ -31,8 +31,8 @@ DISTANCES = {
     "no clipping": 1.0,
     "clip": 3.0,
     "U-Clip": 1.1,
-    "U-Clip, Gated": 1.2,
-    "U-Clip, Shrunk": 1.3,
+    "Gated": 1.2,
+    "Shrunk (default)": 1.3,
     "ZClip + U-Clip": 2.0,
     "clip at Quantile(0.9)": 1.4,
 }

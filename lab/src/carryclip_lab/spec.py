@@ -164,7 +164,7 @@ class Spec:
             return self.method.rpartition(":")[2]
         if self.region is None:
             return "none"
-        return {"none": "clip", "full": "U-Clip"}.get(self.carry, f"U-Clip, {self.carry.partition('(')[0]}")
+        return {"none": "clip", "full": "U-Clip"}.get(self.carry, self.carry.partition("(")[0])
 
     @classmethod
     def read(cls, given: Mapping[str, Any], where: str = "spec") -> "Spec":

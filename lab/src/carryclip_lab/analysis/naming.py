@@ -4,7 +4,7 @@ import functools
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal
 
-from carryclip.carry import Capped, CarryPolicy, Drip, Gated, Shrunk
+from carryclip.carry import DEFAULT, Capped, CarryPolicy, Drip, Gated, Shrunk
 from carryclip.moments import EWMA
 from carryclip.radius import Radius
 from carryclip.regions import Adaptive, Component, Norm
@@ -99,7 +99,7 @@ class Method:
         radius: a rule that says the radius, if it is not the trial's own.
 
     >>> Method(Gated()).label, Method(True, "mine:clip").label, Method(False, radius="Quantile(0.9)").label
-    ('U-Clip, Gated', 'mine:clip + U-Clip', 'clip at Quantile(0.9)')
+    ('Gated', 'mine:clip + U-Clip', 'clip at Quantile(0.9)')
     """
 
     carry: CarryPolicy | None
@@ -108,12 +108,12 @@ class Method:
 
     @functools.cached_property
     def label(self) -> str:
-        """In a few words: ``"none"``, ``"clip"``, ``"U-Clip"``, ``"U-Clip, Gated"``, or the name of your own."""
+        """In a few words: ``"none"``, ``"clip"``, ``"U-Clip"``, ``"Gated"``, or the name of your own."""
         if self.own is None:
             name = "none" if self.carry is None else _policy_name(self.carry)
             return name if self.radius is None else f"{name} at {self.radius}"
         name = REWARDS.get(self.own) or PEERS.get(self.own.removeprefix(_PEERS), self.own)
-        return name if not self.carry else f"{name} + {_policy_name(self.carry).removeprefix('U-Clip, ')}"
+        return name if not self.carry else f"{name} + {_policy_name(self.carry)}"
 
     @property
     def words(self) -> str:
@@ -163,11 +163,14 @@ def radius_rule(region: str | None) -> str | None:
 
 
 def _policy_name(carry: Any) -> str:
+    """U-Clip is the paper's carry alone; policies have their own names, so that nobody takes one for the other."""
     if isinstance(carry, bool):
         return "U-Clip" if carry else "clip"
+    if carry == DEFAULT:
+        return f"{type(carry).__name__} (default)"
     needed = [f"{getattr(carry, each.name):g}" for each in fields(carry) if each.default is MISSING]
     given = needed + [part.strip() for part in _unusual(carry).split(",") if part]
-    return f"U-Clip, {type(carry).__name__}" + (f"({', '.join(given)})" if given else "")
+    return type(carry).__name__ + (f"({', '.join(given)})" if given else "")
 
 
 def _unusual(thing: Any, skip: tuple[str, ...] = ()) -> str:

@@ -26,7 +26,7 @@ def main(*, quick: bool, out: str) -> int:
     code = theory.main("theory", QUICK if quick else SCALE, str(folder / "theory"))
     if code:
         return code
-    console.rule("2. Training: no clipping, plain clipping, U-Clip, U-Clip with a gate", align="left")
+    console.rule("2. Training: no clipping, plain clipping, the U-Clip of the paper, our default", align="left")
     code = reproduce.main(
         ["digits-smoke"],
         tier=None,

@@ -73,7 +73,7 @@ def _axes(panel: Panel, summary: Summary) -> None:
     """Methods under their bars, batch sizes under their groups."""
     step = len(summary.methods) + 1
     places = [place * step + number for place in range(len(summary.batches)) for number in range(step - 1)]
-    short = [plain(method.label.removeprefix("U-Clip, "), 12) for method in summary.methods] * len(summary.batches)
+    short = [plain(method.label, 12) for method in summary.methods] * len(summary.batches)
     axes = panel.axes
     axes.set_xticks(places, short, fontsize=5.5, rotation=90 if step > 2 else 0)
     axes.tick_params(axis="x", length=0, pad=1)

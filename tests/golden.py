@@ -51,7 +51,7 @@ def write() -> None:
     lines = []
     for region in REGIONS:
         for policy in POLICIES:
-            clipper = UClip(REGIONS[region], carry=POLICIES[policy])
+            clipper = UClip(REGIONS[region], POLICIES[policy], carry=True)
             steps = []
             for row in gradients():
                 sent = [u.tolist() for u in clipper.step(row)]

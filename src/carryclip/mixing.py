@@ -170,24 +170,19 @@ class Shrunk(Policy):
         cut   = (usual - a)·g, within memory radii: what was cut beyond the usual
         carry = average of the last ``memory`` cuts: clipping's bias
         noise = what the carry's square would be if the cuts had nothing to do with each other
-        known = lasting·max(0, ||carry||² - noise)
-        u     = clip(a·g + known/(known + noise)·carry, radius)
+        u     = clip(a·g + max(0, 1 - noise/||carry||²)·carry, radius)
 
     The carry is not a debt that is paid but an estimate that is added at every step, shrunk as Stein's estimator
-    shrinks a mean: with ``lasting=1`` the share is max(0, 1 - noise/||carry||²). A bias lasts for longer than the
-    memory, and over that time the noise of the estimates averages out in the weights, so that less shrinking serves
-    better. One bad batch, and noise as large on both sides, is forgotten; so sums of gradients are not kept.
+    shrinks a mean. One bad batch, and noise as large on both sides, is forgotten; so sums of gradients are not kept.
 
     Args:
         memory: steps that the averages look back.
-        lasting: how many memories a bias is taken to last; at least 1.
 
     >>> Shrunk()
-    Shrunk(memory=100, lasting=3)
+    Shrunk(memory=100)
     """
 
     memory: float = 100
-    lasting: float = 3
     follows: ClassVar[str] = "deficit"
     mixes: ClassVar[bool] = True
     noisy: ClassVar[bool] = True
@@ -196,7 +191,6 @@ class Shrunk(Policy):
 
     def __post_init__(self) -> None:
         _checks.number("Shrunk", "memory", self.memory, low=1.0, low_open=True, high_open=True)
-        _checks.number("Shrunk", "lasting", self.lasting, low=1.0, high_open=True)
 
     @property
     def reach(self) -> float:  # type: ignore[override]
@@ -232,13 +226,12 @@ class Shrunk(Policy):
             moved._replace(noise=noise / unit),
         )
 
-    def _share(self, xp: Any, noise: Any, bias: Any) -> Any:
-        """The share of the carry that is added, from norms; 0 where it does not stand out, or nothing is known."""
+    @staticmethod
+    def _share(xp: Any, noise: Any, bias: Any) -> Any:
+        """1 - noise²/bias², but at least 0, and 0 where nothing is known."""
         stands_out = bias > noise
         part = xp.where(stands_out, noise / xp.where(stands_out, bias, 1.0), 1.0)
-        part = part * part
-        known = self.lasting * (1.0 - part)
-        return known / (known + part)
+        return 1.0 - part * part
 
     def mix(self, xp: Any, gradient: Any, carry: Any, scaling: Scaling) -> tuple[Any, Any]:
         """See ``Policy``."""

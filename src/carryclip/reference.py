@@ -252,11 +252,6 @@ class UClip:
         past.add(1.0 - a, decay)
         return usual
 
-    def _share(self, bias_sq: float, noise_sq: float) -> float:
-        """How much of its estimate of the bias Shrunk adds."""
-        known = self.policy.lasting * max(0.0, bias_sq - noise_sq)
-        return known / (known + noise_sq) if known > 0 else 0.0
-
     def _mix_norm(self, region: Norm, key: Any, members: list[int], clean: list, updates: list, t: int) -> float:
         gamma = self.radii[key]
         wide = np.float64
@@ -280,7 +275,7 @@ class UClip:
             before = self.noise_sq.get(key, 0.0)
             self.noise_sq[key] = (1 - rho) ** 2 * before + rho**2 * _norm(e.values()) ** 2
             bias_sq = _norm(owed.values()) ** 2
-            h = self._share(bias_sq, self.noise_sq[key])
+            h = max(0.0, 1.0 - self.noise_sq[key] / bias_sq) if bias_sq > 0 else 0.0
             v = {i: a * g[i] + h * owed[i] for i in members}
         length = _norm(v.values())
         scale = gamma / length if length > gamma else 1.0
@@ -326,7 +321,7 @@ class UClip:
             rho = 1.0 / self.policy.memory
             carried = sum(float(np.sum(self._carry_of(i, clean[i]).astype(np.float64) ** 2)) for i in members)
             noise = self.noise_sq.get(key, 0.0)
-            h = self._share(carried, noise)  #                                  as the steps before have left it
+            h = max(0.0, 1.0 - noise / carried) if carried > 0 else 0.0  #      as the steps before have left it
             cut_sq = sum(float(np.sum((usual * wide[i] - near[i]) ** 2)) for i in members)
             self.noise_sq[key] = (1 - rho) ** 2 * noise + (rho**2 * cut_sq if math.isfinite(cut_sq) else 0.0)
         dropped_sq = 0.0

@@ -100,12 +100,8 @@ for _ in range(3):
     given = {"gradient_norm": M, "moved_square": v, "radius": gamma, "dropped": d, "policy": Drip(0.2)}
     case(policies.drip_stationarity, found, **smooth, **given)
     w = 1 / (2 * 60 - 1)
-    stein = 1 - w * (1 + extra) / (1 + w * extra)
-    case(policies.shrunk_left, 1 - stein, noise=extra, policy=Shrunk(60, lasting=1))
-    case(policies.shrunk_left, (1 - stein) / (1 - stein + 2.5 * stein), noise=extra, policy=Shrunk(60, lasting=2.5))
-    m = 1 / math.sqrt(2 * t)
-    case(policies.shrunk_noise, m, dimension=t, policy=Shrunk(lasting=1))
-    case(policies.shrunk_noise, m + 1.5 * m / (1 + 2.5 * m), dimension=t, policy=Shrunk(lasting=2.5))
+    case(policies.shrunk_left, w * (1 + extra) / (1 + w * extra), noise=extra, policy=Shrunk(60))
+    case(policies.shrunk_noise, 1 / math.sqrt(2 * t), dimension=t)
 
     found = (gap / (lr * T) + L * lr * v / 2 + L * lr * M * settled(alpha, v)) / (1 - L * lr / 2)
     case(nonconvex.with_margin, found, gradient_norm=M, alpha=alpha, variance=v, **smooth)

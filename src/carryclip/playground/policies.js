@@ -57,7 +57,6 @@ const POLICIES = {
     about: "The default: plain clipping, plus the average of what it cuts, as far as that stands out of its noise.",
     code: "",
     memory: 100,
-    lasting: 3,
     standard: true,
   },
 };
@@ -143,7 +142,7 @@ class Clipper {
   }
 
   shrunk(g) {
-    const { memory, lasting } = this.policy;
+    const { memory } = this.policy;
     const rho = 1 / memory;
     const { a, usual, size } = this.factor(g, 1 - rho);
     const limit = this.radius / rho;
@@ -153,9 +152,8 @@ class Clipper {
     const carry = plus(scaled(this.carry, 1 - rho), scaled(cut, rho));
     this.noiseSq = (1 - rho) ** 2 * this.noiseSq + rho ** 2 * inner(cut, cut);
     const biasSq = inner(carry, carry);
-    const known = lasting * Math.max(0, biasSq - this.noiseSq);
-    const share = known > 0 ? known / (known + this.noiseSq) : 0;
-    const total = plus(scaled(g, a), scaled(carry, share));
+    const standsOut = biasSq > 0 ? Math.max(0, 1 - this.noiseSq / biasSq) : 0;
+    const total = plus(scaled(g, a), scaled(carry, standsOut));
     return { total, update: this.within(total), carry };
   }
 }

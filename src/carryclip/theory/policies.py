@@ -234,39 +234,34 @@ def drip_stationarity(
 
 
 def shrunk_left(noise: Array, *, policy: Shrunk | None = None) -> Array:
-    """``Shrunk``: the share of clipping's bias that is not given back, p/(k·(1 - p) + p), p = w·(1 + n)/(1 + w·n).
+    """``Shrunk``: the share of clipping's bias that is not given back, w·(1 + n)/(1 + w·n).
 
-    n (``noise``) is the variance of a cut over the square of its mean, E||e - E e||²/||E e||², w = 1/(2·memory - 1) the
-    weight of one cut in the running mean's square, and k the policy's ``lasting``. A ratio of means: right where noise
-    spreads over many dimensions, so that ||carry||² and its noise level hardly vary; a guide in few.
+    n (``noise``) is the variance of a cut over the square of its mean, E||e - E e||²/||E e||², and w = 1/(2·memory - 1)
+    the weight of one cut in the running mean's square. A ratio of means: right where noise spreads over many
+    dimensions, so that ||carry||² and its noise level hardly vary; a guide in few.
 
     Conditions: settled, cuts independent and alike, updates within the radius.
 
     >>> shrunk_left([1.0, 10.0, 100.0, 1000.0]).round(3).tolist()
-    [0.003, 0.018, 0.145, 0.628]
+    [0.01, 0.053, 0.338, 0.835]
     """
     (noise,) = numbers("shrunk_left", noise=noise)
     nonnegative("shrunk_left", noise=noise)
-    policy = policy or Shrunk()
-    weight = 1.0 / (2.0 * policy.memory - 1.0)
-    part = weight * (1.0 + noise) / (1.0 + weight * noise)
-    return part / (policy.lasting * (1.0 - part) + part)
+    weight = 1.0 / (2.0 * (policy or Shrunk()).memory - 1.0)
+    return weight * (1.0 + noise) / (1.0 + weight * noise)
 
 
-def shrunk_noise(dimension: Array, *, policy: Shrunk | None = None) -> Array:
-    """``Shrunk``: what is paid where there is no bias: E[h·||carry||²] <= E[noise level²]·k·m·(1 + m)/(1 + k·m).
+def shrunk_noise(dimension: Array) -> Array:
+    """``Shrunk``: what is paid where there is no bias at all: E[h·||carry||²] <= E[noise level²]/sqrt(2·d).
 
-    m = 1/sqrt(2·d), d is the dimension in which the cuts spread, tr(S)²/tr(S²) for their covariance S, h the share
-    that is added and k the policy's ``lasting``. *Whether* anything is paid is close to a coin's toss in many
-    dimensions; *how much* vanishes like k/sqrt(2·d).
+    d is the dimension in which the cuts spread, tr(S)²/tr(S²) for their covariance S. *Whether* anything is paid is
+    close to a coin's toss in many dimensions; *how much* vanishes like 1/sqrt(d).
 
     Conditions: cuts independent in time, of mean 0 and one covariance; dimension >= 1.
 
     >>> shrunk_noise([1.0, 200.0, 20_000.0]).round(3).tolist()
-    [1.16, 0.137, 0.015]
+    [0.707, 0.05, 0.005]
     """
     (dimension,) = numbers("shrunk_noise", dimension=dimension)
     need("shrunk_noise", "dimension >= 1", dimension >= 1.0, dimension=dimension)
-    lasting = (policy or Shrunk()).lasting
-    spread = 1.0 / np.sqrt(2.0 * dimension)
-    return lasting * spread * (1.0 + spread) / (1.0 + lasting * spread)
+    return 1.0 / np.sqrt(2.0 * dimension)

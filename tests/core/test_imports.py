@@ -50,6 +50,17 @@ def test_the_command_line_starts_without_frameworks():
     assert not loaded_after(f"{code}") & {"torch", "jax", "numpy", "matplotlib", "sklearn", "ray"}
 
 
+def test_front_ends_have_all_that_one_line_needs():
+    import carryclip.optax
+    import carryclip.torch
+
+    kinds = (carryclip.regions.Region, carryclip.policy.Policy, carryclip.radius.Radius)
+    words = {name for name, thing in vars(carryclip).items() if isinstance(thing, type) and issubclass(thing, kinds)}
+    assert {"Component", "Norm", "Shrunk", "Quantile"} <= words
+    for front_end in (carryclip.torch, carryclip.optax):
+        assert words <= set(front_end.__all__), front_end.__name__
+
+
 NEEDS = {
     "carryclip.torch": ("torch", "pip install torch"),
     "carryclip.optax": ("optax", "pip install jax optax"),

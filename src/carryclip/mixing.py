@@ -167,13 +167,15 @@ class Shrunk(Policy):
 
         a     = what plain clipping multiplies the gradient with: min(1, radius/||g||)
         usual = average of past a's: 1 where little is clipped
-        cut   = (usual - a)·g, within memory radii: what was cut beyond the usual
-        carry = average of the last ``memory`` cuts: clipping's bias
+        share = max(0, 1 - noise/||carry||²)
+        u     = clip(a·g + share·carry, radius)
+        cut   = usual·g + share·carry - u, within memory radii: what was cut beyond the usual, by both clips
+        carry = average of the last ``memory`` cuts, within three radii: clipping's bias
         noise = what the carry's square would be if the cuts had nothing to do with each other
-        u     = clip(a·g + max(0, 1 - noise/||carry||²)·carry, radius)
 
     The carry is not a debt that is paid but an estimate that is added at every step, shrunk as Stein's estimator
     shrinks a mean. One bad batch, and noise as large on both sides, is forgotten; so sums of gradients are not kept.
+    By coordinates the cut is what the first clip takes, usual·g - clip(g), and bounded by ``memory`` radii alone.
 
     Args:
         memory: steps that the averages look back.
@@ -187,6 +189,7 @@ class Shrunk(Policy):
     mixes: ClassVar[bool] = True
     noisy: ClassVar[bool] = True
     idle: ClassVar[float] = 0.0
+    radii: ClassVar[float] = 3.0  # the largest carry under a norm: it cannot wind up while every gradient is cut
     bounded: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -205,24 +208,30 @@ class Shrunk(Policy):
     def weigh(
         self, xp: Any, sums: Sums, radius: Any, memory: Memory | None, rounding: Any, unit: Any
     ) -> tuple[Scaling, Memory | None]:
-        """See ``Policy``. The new carry is decay·carry + taken·g, and the vector x·g + y·carry."""
+        """See ``Policy``. The vector is factor·g + share·carry, and the new carry held·carry + taken·g."""
         assert memory is not None
         size = xp.sqrt(sums.total_sq)
         clipped, factor = _plain(xp, size, radius)
         usual, moved = _usual(xp, self.decay, memory, factor)
-        beyond = usual - factor
-        taken = beyond * share_within(xp, self.memory * radius, xp.abs(beyond) * size) / self.memory
-        bias = _length(xp, taken, self.decay, sums)
-        known = self.decay * (memory.noise * unit)
-        noise = xp.sqrt(known * known + taken * taken * sums.total_sq)
-        share = self._share(xp, noise, bias)
-        x, y = factor + share * taken, share * self.decay
-        length = _length(xp, x, y, sums)
+        share = self._share(xp, memory.noise * unit, xp.sqrt(sums.carry_sq))
+        length = _length(xp, factor, share, sums)
         over, scale = _plain(xp, length, radius)
         scale = xp.where(length == length, scale, length)
-        dropped = _length(xp, usual - scale * x, scale * y, sums._replace(dot=-sums.dot))
+        # The cut is x·g + y·carry: what the radius takes from g beyond the usual, and from both together.
+        x, y = usual - scale * factor, share - scale * share
+        cut = _length(xp, x, y, sums)
+        weight = share_within(xp, self.memory * radius, cut) / self.memory
+        taken, held = weight * x, self.decay + weight * y
+        keep = share_within(xp, self.radii * radius, _length(xp, taken, held, sums))
+        taken, held = keep * taken, keep * held
+        known = self.decay * (memory.noise * unit)
+        noise = keep * xp.sqrt(known * known + (weight * cut) * (weight * cut))
+        # The update is written from the new carry, which may take the old one's place: old = (new - taken·g)/held.
+        alive = held > 0.0
+        back = xp.where(alive, share / xp.where(alive, held, 1.0), 0.0)
+        dropped = _length(xp, usual - scale * factor, -scale * share, sums)
         return (
-            Scaling(scale, None, dropped / unit, clipped | over, factor, taken, share),
+            Scaling(scale, None, dropped / unit, clipped | over, factor - back * taken, taken, back, held),
             moved._replace(noise=noise / unit),
         )
 
@@ -235,8 +244,7 @@ class Shrunk(Policy):
 
     def mix(self, xp: Any, gradient: Any, carry: Any, scaling: Scaling) -> tuple[Any, Any]:
         """See ``Policy``."""
-        held = self.decay if scaling.held is None else scaling.held
-        bias = xp.weighted(carry, held, gradient, scaling.taken)
+        bias = xp.weighted(carry, scaling.held, gradient, scaling.taken)
         # Scaled beforehand, so that the update is one pass over memory.
         return xp.weighted(gradient, scaling.base * scaling.scale, bias, scaling.back * scaling.scale), bias
 

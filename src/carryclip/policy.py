@@ -63,7 +63,7 @@ class Scaling(NamedTuple):
     back: Any = None
     """The carry's part in the vector, where it is not a constant of the policy."""
     held: Any = None
-    """What the old carry is multiplied with; None for the policy's constant."""
+    """The old carry's part in the new one, where it is not all of it."""
 
 
 class Mixing(NamedTuple):

@@ -266,21 +266,23 @@ class UClip:
             owed = {i: carry[i] + usual * g[i] for i in members}
             v = {i: a * g[i] + rate * (owed[i] - a * g[i]) for i in members}
         else:
-            rho = 1.0 / self.policy.memory
-            length = abs(usual - a) * size
-            e = {i: (usual - a) * g[i] for i in members}
-            if length > gamma / rho:
-                e = {i: e[i] * (gamma / rho / length) for i in members}
-            owed = {i: (1 - rho) * carry[i] + rho * e[i] for i in members}
-            before = self.noise_sq.get(key, 0.0)
-            self.noise_sq[key] = (1 - rho) ** 2 * before + rho**2 * _norm(e.values()) ** 2
-            bias_sq = _norm(owed.values()) ** 2
-            h = max(0.0, 1.0 - self.noise_sq[key] / bias_sq) if bias_sq > 0 else 0.0
-            v = {i: a * g[i] + h * owed[i] for i in members}
+            bias_sq, noise_sq = _norm(carry.values()) ** 2, self.noise_sq.get(key, 0.0)
+            h = max(0.0, 1.0 - noise_sq / bias_sq) if bias_sq > 0 else 0.0
+            v = {i: a * g[i] + h * carry[i] for i in members}
         length = _norm(v.values())
         scale = gamma / length if length > gamma else 1.0
         if math.isnan(length):
             scale = math.nan
+        if isinstance(self.policy, Shrunk):
+            rho = 1.0 / self.policy.memory
+            e = {i: usual * g[i] + h * carry[i] - scale * v[i] for i in members}
+            within = min(1.0, gamma / rho / _norm(e.values())) if _norm(e.values()) > 0 else 1.0
+            e = {i: within * e[i] for i in members}
+            owed = {i: (1 - rho) * carry[i] + rho * e[i] for i in members}
+            most = 3.0 * gamma
+            keep = min(1.0, most / _norm(owed.values())) if _norm(owed.values()) > 0 else 1.0
+            owed = {i: keep * owed[i] for i in members}
+            self.noise_sq[key] = keep**2 * ((1 - rho) ** 2 * noise_sq + rho**2 * _norm(e.values()) ** 2)
         u, rest = {}, {}
         for i in members:
             kind = clean[i].dtype

@@ -178,6 +178,44 @@ def test_rare_large_gradients_are_given_back(region):
     assert part[1] > 0.6
 
 
+def test_nothing_that_shrunk_lacks_goes_uncounted():
+    """Updates leave out the usual share of each gradient, the part of the carry that is noise, and nothing else.
+
+    That holds with updates that are clipped a second time, as most are here.
+    """
+    rng = np.random.default_rng(5)
+    radius, policy = 1.0, Shrunk()
+    walk = Walk(Norm(radius), policy, 8)
+    lacking, again, deficit, noise_sq = np.zeros(8), 0, 0.0, 0.0
+    for step in range(4000):
+        gradient, carry = rare(rng, 8) * 2.0, walk.buffers.carry.copy()
+        size, carried = np.linalg.norm(gradient), float(carry @ carry)
+        factor = min(1.0, radius / size)
+        usual = 1.0 - deficit / (1.0 - policy.decay**step) if step else factor
+        deficit += (1.0 - factor - deficit) / policy.memory
+        share = max(0.0, 1.0 - noise_sq / carried) if carried > 0.0 else 0.0
+        update = walk.step(gradient)
+        again += np.linalg.norm(factor * gradient + share * carry) > radius * (1.0 + 1e-9)
+        cut = usual * gradient + share * carry - update
+        noise_sq = policy.decay**2 * noise_sq + (np.linalg.norm(cut) / policy.memory) ** 2
+        lacking += usual * gradient - (1.0 - share) * carry - update
+    assert again > 1000
+    # All cuts have gone into the carry, a memory-th part of each, and have left it again but for what is there.
+    np.testing.assert_allclose(lacking, policy.memory * walk.buffers.carry, rtol=1e-6, atol=1e-6)
+
+
+def test_shrunk_does_not_wind_up_where_every_gradient_is_cut():
+    """Not even if large gradients all lean one way; and its carry is within three radii whatever comes."""
+    rng = np.random.default_rng(6)
+    for spread, most in ((0.3, 1.0), (3.0, 3.0)):
+        walk, largest = Walk(Norm(0.1), Shrunk(), 8), 0.0
+        for _ in range(5000):
+            gradient = 1.0 + np.exp(spread * rng.standard_normal()) * np.abs(rng.standard_normal(8))
+            walk.step(gradient)
+            largest = max(largest, float(np.linalg.norm(walk.buffers.carry)) / 0.1)
+        assert largest <= most * (1.0 + 1e-12), (spread, largest)
+
+
 def test_shrunk_forgets_one_spike_and_drip_pays_no_more_than_its_cap():
     rng = np.random.default_rng(1)
     spike = np.full(8, 1e3)

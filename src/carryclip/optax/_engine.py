@@ -126,7 +126,7 @@ def _followers(scoped: list[tuple[Job, Sums]], table: Table, like: Any) -> list[
 
 def _factors(scaling: Scaling) -> dict[str, Any]:
     """The scalars that arrays are multiplied with."""
-    wanted = ("scale", "keep", "base", "taken", "back")
+    wanted = ("scale", "keep", "base", "taken", "back", "held")
     return {name: getattr(scaling, name) for name in wanted if hasattr(getattr(scaling, name), "shape")}
 
 

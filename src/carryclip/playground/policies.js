@@ -144,16 +144,21 @@ class Clipper {
   shrunk(g) {
     const { memory } = this.policy;
     const rho = 1 / memory;
-    const { a, usual, size } = this.factor(g, 1 - rho);
-    const limit = this.radius / rho;
-    const length = Math.abs(usual - a) * size;
-    let cut = scaled(g, usual - a);
-    if (length > limit) cut = scaled(cut, limit / length);
-    const carry = plus(scaled(this.carry, 1 - rho), scaled(cut, rho));
-    this.noiseSq = (1 - rho) ** 2 * this.noiseSq + rho ** 2 * inner(cut, cut);
-    const biasSq = inner(carry, carry);
+    const { a, usual } = this.factor(g, 1 - rho);
+    const biasSq = inner(this.carry, this.carry);
     const standsOut = biasSq > 0 ? Math.max(0, 1 - this.noiseSq / biasSq) : 0;
-    const total = plus(scaled(g, a), scaled(carry, standsOut));
-    return { total, update: this.within(total), carry };
+    const total = plus(scaled(g, a), scaled(this.carry, standsOut));
+    const update = this.within(total);
+    let cut = minus(plus(scaled(g, usual), scaled(this.carry, standsOut)), update);
+    const limit = this.radius / rho;
+    if (norm(cut) > limit) cut = scaled(cut, limit / norm(cut));
+    let carry = plus(scaled(this.carry, 1 - rho), scaled(cut, rho));
+    this.noiseSq = (1 - rho) ** 2 * this.noiseSq + rho ** 2 * inner(cut, cut);
+    const most = 3 * this.radius;
+    if (norm(carry) > most) {
+      this.noiseSq *= (most / norm(carry)) ** 2;
+      carry = scaled(carry, most / norm(carry));
+    }
+    return { total, update, carry };
   }
 }

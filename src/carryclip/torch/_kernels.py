@@ -415,7 +415,7 @@ def measure_of(
     return program, [name for name in Sums._fields if getattr(sums, name) is not None]
 
 
-_FACTORS = ("scale", "keep", "base", "taken", "back")
+_FACTORS = ("scale", "keep", "base", "taken", "back", "held")
 """The scalars that arrays are multiplied with."""
 
 
@@ -572,7 +572,7 @@ class Listed:
         if skip is not None:  # then gradients are 0 by now; with these nothing is sent, and the carry stays
             skip = skip.to(arrays[0].device, non_blocking=True)
             keep = None if scaling.keep is None else torch.where(skip, 1.0, scaling.keep)
-            held = torch.where(skip, torch.ones_like(scaling.scale), policy.decay)
+            held = None if scaling.held is None else torch.where(skip, 1.0, scaling.held)
             scaling = scaling._replace(scale=torch.where(skip, 0.0, scaling.scale), keep=keep, held=held)
         for some, owed in _slices(arrays, carries):
             update, left = policy.mix(_Lists, _List(some), _List(owed), scaling)

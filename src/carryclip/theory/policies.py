@@ -240,8 +240,8 @@ def shrunk_left(noise: Array, *, policy: Shrunk | None = None) -> Array:
     the weight of one cut in the running mean's square. A ratio of means: right where noise spreads over many
     dimensions, so that ||carry||² and its noise level hardly vary; a guide in few.
 
-    Conditions: settled, cuts independent and alike. Under a norm a cut is all that a step lacks, also what the last clip
-    takes of the carry; by coordinates the update has to be within the radius.
+    Conditions: settled, cuts independent and alike. Under a norm a cut is all that a step lacks, also what the last
+    clip takes of the carry; by coordinates the update has to be within the radius.
 
     >>> shrunk_left([1.0, 10.0, 100.0, 1000.0]).round(3).tolist()
     [0.01, 0.053, 0.338, 0.835]

@@ -67,7 +67,7 @@ def small(results: dict) -> str:
         lines.append(f"| {model}: {', '.join(kinds)} | {', '.join(f'{rows[kind]:.2f}' for kind in kinds)} |")
     for model in dict.fromkeys(row["model"] for row in pick(results, "end to end")):
         rows = {row["name"]: row["ratio"] for row in pick(results, "end to end", model)}
-        names = ("no clipping", "U-Clip Norm", "U-Clip Component")
+        names = [name for name in ("no clipping", "U-Clip Norm", "U-Clip Component", "floor") if name in rows]
         shown = ", ".join(f"{rows[name]:.2f}" for name in names)
         lines.append(f"| whole training step, {model}: {', '.join(names)} | {shown} |")
     return "\n".join(lines)

@@ -210,7 +210,7 @@ for number, words in enumerate(sys.argv[1:]):
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory):
-    """What the examples with several processes print, all under one torchrun: to import torch takes longer than they do."""
+    """What examples with several processes print, all under one torchrun: to import torch takes longer than they do."""
     script = tmp_path_factory.mktemp("launched") / "examples.py"
     script.write_text(ONE_AFTER_THE_OTHER, encoding="utf-8")
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]

@@ -6,6 +6,7 @@ Kept is one row for each run with what was measured after its last step. A metho
 kept if all of its runs are done; what is left out is told by name.
 """
 
+import functools
 import itertools
 import json
 import math
@@ -118,6 +119,7 @@ def records(folder: Path) -> tuple[list[Record], dict[str, list[Epoch]]]:
     return found, ends
 
 
+@functools.cache
 def parts(folder: Path) -> list[Summary]:
     """The trials, from the published runs."""
     found, ends = records(folder)
@@ -125,6 +127,7 @@ def parts(folder: Path) -> list[Summary]:
     return summarise(STUDY, study.title, study.tier, found, lambda run: ends[run])
 
 
+@functools.cache
 def told(folder: Path) -> dict[str, Any]:
     """What the rules say of them."""
     name = grid.rules_of(STUDY)

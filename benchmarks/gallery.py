@@ -7,6 +7,7 @@ Numbers come from the examples' own functions, so that picture and example canno
 """
 
 import argparse
+import functools
 import importlib.util
 import re
 import subprocess
@@ -105,10 +106,14 @@ def which_radius(seeds: int = 1000) -> plt.Figure:
 PICTURES = {"gallery-dangers": dangers, "gallery-which-radius": which_radius}
 
 
+@functools.cache
 def printed(name: str) -> str:
     """What an example prints."""
     command = [sys.executable, str(ROOT / "examples" / name)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.rstrip()
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    if done.returncode:
+        raise RuntimeError(f"examples/{name} ends with {done.returncode}:\n{done.stderr}")
+    return done.stdout.rstrip()
 
 
 BLOCK = re.compile(r"(<!-- prints: (\S+) -->\n```text\n)(.*?)(\n```\n)", re.DOTALL)

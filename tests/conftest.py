@@ -19,10 +19,28 @@ settings.register_profile("carryclip", deadline=None, derandomize=True)
 settings.load_profile("carryclip")
 
 
+SLOW = (
+    "lab/test_engine.py",
+    "lab/test_ray.py",
+    "docs/test_docs.py",
+    "docs/test_tutorial.py",
+    "lab/test_commands.py",
+    "lab/test_imagenet.py",
+    "core/test_cli.py",
+    "torch/test_frameworks.py",
+    "torch/test_deepspeed.py",
+    "torch/test_compiled.py",
+)
+"""Files with tests of many seconds. They come first, so that nobody has to wait for the last of them at the end."""
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the marks
 def pytest_collection_modifyitems(items):
     from pairwise import mark_the_others
 
+    here = Path(__file__).parent
+    places = {here / name: place for place, name in enumerate(SLOW)}
+    items.sort(key=lambda item: places.get(item.path, len(SLOW)))
     mark_the_others(items)
 
 

@@ -1,16 +1,20 @@
 """Studies from the command line, and what the commands say of bad input."""
 
+import contextlib
 import csv
 import errno
+import io
 import json
 import re
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 
 import pyarrow.parquet
 import pytest
 
+from carryclip.cli import main
 from carryclip_lab import cli, grid
 from carryclip_lab.grid import Study
 from carryclip_lab.spec import Spec
@@ -45,12 +49,32 @@ def run(*arguments, cwd):
     return done.returncode, done.stdout + done.stderr
 
 
+def say(*arguments, cwd):
+    """As ``run``, in this process, which has imported by now what a new one would take seconds to."""
+    heard = io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(heard),
+        contextlib.redirect_stderr(heard),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("default")
+        warnings.filterwarnings("ignore", "Cyclopts application invoked without tokens")  # it wonders at pytest
+        patch.chdir(cwd)
+        patch.setattr(sys, "argv", ["carryclip", *map(str, arguments)])
+        try:
+            main()
+        except SystemExit as ended:
+            return ended.code, heard.getvalue()
+    raise AssertionError("main always exits")
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A folder where the study has been run."""
     folder = tmp_path_factory.mktemp("study")
     (folder / "tiny.toml").write_text(STUDY, encoding="utf-8")
-    code, out = run("reproduce", "tiny.toml", "--store", "a.sqlite", "--out", "report", cwd=folder)
+    code, out = run("reproduce", "tiny.toml", "--store", "a.sqlite", "--out", "report", "--workers", 1, cwd=folder)
     assert code == 0, out
     assert "8 of 8 runs" in out
     assert "report.html" in out
@@ -72,7 +96,7 @@ def test_a_part_of_a_study_then_the_rest(tmp_path):
 
 
 def test_status_counts_and_is_light(place):
-    code, out = run("status", "--store", "a.sqlite", cwd=place)
+    code, out = say("status", "--store", "a.sqlite", cwd=place)
     assert code == 0
     assert "8 of 8" in out
     code = (
@@ -82,10 +106,10 @@ def test_status_counts_and_is_light(place):
 
 
 def test_studies_are_listed_with_what_only_can_choose(place):
-    code, out = run("studies", cwd=place)
+    code, out = say("studies", cwd=place)
     assert code == 0
     assert all(name in out for name in (*grid.names(), "aliasing", "corrupted-rank"))
-    code, out = run("studies", "tiny.toml", cwd=place)
+    code, out = say("studies", "tiny.toml", cwd=place)
     assert code == 0
     assert re.search(r"lr +0\.1, 0\.01", out)
     assert "task" not in out  # the same in all runs
@@ -93,10 +117,11 @@ def test_studies_are_listed_with_what_only_can_choose(place):
 
 def test_programs_read_the_same_as_json(place):
     said = {}
-    for words in ("studies tiny.toml", "status --store a.sqlite", "plan tiny.toml --store a.sqlite", "doctor"):
-        command = [sys.executable, "-m", "carryclip", *words.split(), "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=place, check=True)
-        said[words.split()[0]] = json.loads(done.stdout)
+    plan = "plan tiny.toml --store a.sqlite --workers 1"
+    for words in ("studies tiny.toml", "status --store a.sqlite", plan, "doctor"):
+        code, out = say(*words.split(), "--json", cwd=place)
+        assert code == 0, out
+        said[words.split()[0]] = json.loads(out)
     assert said["studies"]["studies"][0]["choices"]["lr"] == [0.1, 0.01]
     assert (
         said["status"]["studies"][0]["counts"]["reached"] + said["status"]["studies"][0]["counts"]["not_reached"] == 8
@@ -106,7 +131,7 @@ def test_programs_read_the_same_as_json(place):
 
 
 def test_status_says_that_nothing_failed(place):
-    code, out = run("status", "--failed", "--store", "a.sqlite", cwd=place)
+    code, out = say("status", "--failed", "--store", "a.sqlite", cwd=place)
     assert code == 0
     assert "No run of a.sqlite has failed." in out
 
@@ -139,11 +164,11 @@ def test_a_full_disk_is_named(place, tmp_path, monkeypatch, capsys):
 
 
 def test_watching_ends_when_all_is_done(place):
-    assert run("status", "--watch", "--store", "a.sqlite", cwd=place)[0] == 0
+    assert say("status", "--watch", "--store", "a.sqlite", cwd=place)[0] == 0
 
 
 def test_plan_counts_runs_and_says_what_to_type(place):
-    code, out = run("plan", "tiny.toml", "--store", "none.sqlite", cwd=place)
+    code, out = say("plan", "tiny.toml", "--store", "none.sqlite", "--workers", 1, cwd=place)
     assert code == 0, out
     line = next(line for line in out.splitlines() if "tiny" in line and "smoke" in line)
     assert re.findall(r"[\d,.]+", line)[:2] == ["8", "0"]
@@ -155,19 +180,19 @@ def test_replay_is_the_same_and_notices_what_is_not(place, tmp_path):
         run_id = next(iter(store.records("tiny"))).spec.id
         (copy := tmp_path / "b.sqlite").write_bytes((place / "a.sqlite").read_bytes())
         first = store.epochs(run_id)[0]
-    code, out = run("replay", run_id[:8], "--store", place / "a.sqlite", cwd=place)
+    code, out = say("replay", run_id[:8], "--store", place / "a.sqlite", cwd=place)
     assert code == 0, out
     assert "3 epochs is the same" in out
     with Store(copy) as store:
         store._db.execute("UPDATE epochs SET loss = loss + 1e-12 WHERE run = ? AND epoch = 1", (run_id,))
         store._db.execute("DELETE FROM digests")  # without which it would be found before it is done again
-    code, out = run("replay", run_id, "--store", copy, cwd=place)
+    code, out = say("replay", run_id, "--store", copy, cwd=place)
     assert code == 1
     assert repr(first.loss) in out
 
 
 def test_export_has_every_run_and_epoch(place):
-    code, out = run("export", "--store", "a.sqlite", "--out", "tables", cwd=place)
+    code, out = say("export", "--store", "a.sqlite", "--out", "tables", cwd=place)
     assert code == 0, out
     with (place / "tables" / "runs.csv").open(encoding="utf-8") as file:
         runs = list(csv.DictReader(file))
@@ -183,10 +208,10 @@ def test_export_has_every_run_and_epoch(place):
 
 
 def test_merging_two_stores(place, tmp_path):
-    code, out = run("merge", tmp_path / "all.sqlite", place / "a.sqlite", cwd=place)
+    code, out = say("merge", tmp_path / "all.sqlite", place / "a.sqlite", cwd=place)
     assert code == 0
     assert "8 runs and 8 results" in out
-    code, out = run("merge", tmp_path / "all.sqlite", place / "a.sqlite", cwd=place)
+    code, out = say("merge", tmp_path / "all.sqlite", place / "a.sqlite", cwd=place)
     assert "0 runs and 0 results" in out
     with Store(tmp_path / "all.sqlite") as store:
         assert store.title("tiny") == ("A study for tests", "smoke")
@@ -201,7 +226,7 @@ def test_beginning_anew_sets_the_old_store_aside(place, tmp_path):
         assert store.take("more", dead)
     (tmp_path / "tiny.toml").write_text(STUDY, encoding="utf-8")
     code, out = run("reproduce", "tiny.toml", "--store", "a.sqlite", "--no-resume", "--only", "lr=0.1",
-                    "--only", "seed=0", cwd=tmp_path)  # fmt: skip
+                    "--only", "seed=0", "--workers", 1, cwd=tmp_path)  # fmt: skip
     assert code == 0, out
     (aside,) = tmp_path.glob("a-until-*.sqlite")
     with Store(aside) as store:
@@ -258,7 +283,7 @@ def test_bad_input_says_what_is_wrong(place, arguments, message):
     (place / "method.toml").write_text(STUDY + '[[grid]]\nmethod = "nowhere:nothing"\n', encoding="utf-8")
     (place / "large.toml").write_text(STUDY.replace("epochs", "examples = 5000\nepochs"), encoding="utf-8")
     (place / "brackets.toml").write_text(STUDY.partition("[[grid]]")[0] + "[grid]\n", encoding="utf-8")
-    code, out = run(*arguments, cwd=place)
+    code, out = say(*arguments, cwd=place)
     assert code == 2, out
     assert message in " ".join(out.split()), out
     assert "Traceback" not in out

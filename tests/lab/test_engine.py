@@ -55,11 +55,13 @@ def study_file(folder, text, name="study"):
     return path
 
 
+SMALL = 'seed = [0, 1]\nepochs = 4\n[[grid]]\n[[grid]]\nregion = "Norm(0.5)"\ncarry = ["none", "full", "Gated()"]\n'
+"""Eight runs of a few seconds in all."""
+
+
 @pytest.fixture
 def small(tmp_path):
-    """Eight runs of a few seconds in all."""
-    return study_file(tmp_path, 'seed = [0, 1]\nepochs = 4\n[[grid]]\n[[grid]]\nregion = "Norm(0.5)"\n'
-                      'carry = ["none", "full", "Gated()"]\n')  # fmt: skip
+    return study_file(tmp_path, SMALL)
 
 
 def supervisor(folder, study, store, *, before="", **options):
@@ -92,22 +94,30 @@ def rows(store, study="study"):
         return found
 
 
-def test_a_study_runs_to_its_end_and_a_second_time_has_nothing_to_do(tmp_path, small):
-    code, out = run_study(tmp_path, small, tmp_path / "a.sqlite")
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The small study, its store, and what was said when nothing came in between."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    study, store = study_file(folder, SMALL), folder / "a.sqlite"
+    return study, store, run_study(folder, study, store)
+
+
+def test_a_study_runs_to_its_end_and_a_second_time_has_nothing_to_do(tmp_path, undisturbed):
+    small, path, (code, out) = undisturbed
     assert code == 0, out
-    found = rows(tmp_path / "a.sqlite")
+    found = rows(path)
     assert len(found) == len(grid.load(small).specs) == 8
     assert all(outcome in ("reached", "not_reached") and len(epochs) == 4 for _, outcome, _, epochs in found.values())
     assert all(epochs[-1]["test_accuracy"] > 0.5 for *_, epochs in found.values())
-    with Store(tmp_path / "a.sqlite") as store:
+    with Store(path) as store:
         record = next(iter(store.records("study")))
     assert record.environment["threads"] == 1
     assert {"torch", "numpy", "carryclip", "python", "cpu", "commit"} <= set(record.environment)
-    assert not list(tmp_path.glob("a.sqlite.checkpoints/*"))
-    code, out = run_study(tmp_path, small, tmp_path / "a.sqlite")
+    assert not list(path.parent.glob("a.sqlite.checkpoints/*"))
+    code, out = run_study(tmp_path, small, path)
     assert code == 0
     assert "8 of 8 runs" in out
-    assert rows(tmp_path / "a.sqlite") == found
+    assert rows(path) == found
 
 
 WRONG = {
@@ -148,7 +158,10 @@ def test_what_goes_wrong_is_an_outcome_and_the_rest_finishes(wrong, method):
 
 @pytest.mark.parametrize(
     ("method", "outcome", "told", "options", "exit_code"),
-    [("nan", "diverged", "not finite", {}, 0), ("hang", "timeout", "Stopped after 20 s", {"timeout": 20 / 3600}, 1)],
+    [
+        ("nan", "diverged", "not finite", {"workers": 1}, 0),
+        ("hang", "timeout", "Stopped after 20 s", {"timeout": 20 / 3600}, 1),
+    ],
 )
 def test_a_result_is_no_failure_and_running_out_of_time_is(tmp_path, method, outcome, told, options, exit_code):
     code, out, records = faulty(tmp_path, [method], **options)
@@ -285,7 +298,7 @@ def test_kills_at_random_times_change_nothing(tmp_path):
         '[[grid]]\nmethod = "faulty_methods:slow"\n[[grid]]\nregion = "Norm(0.5)"\ncarry = "Gated()"\n'
     )
     study = study_file(tmp_path, text)
-    code, out = run_study(tmp_path, study, tmp_path / "quiet.sqlite")
+    code, out = run_study(tmp_path, study, tmp_path / "quiet.sqlite", workers=1)
     assert code == 0, out
     store, luck, kills = tmp_path / "killed.sqlite", random.Random(0), Counter()
     while kills.total() < KILLS:
@@ -324,7 +337,7 @@ def test_a_worker_that_is_stopped_politely_costs_its_run_a_new_start(tmp_path):
 def test_nohup_is_respected(tmp_path, small):
     script = tmp_path / "supervise.py"
     script.write_text(SUPERVISE, encoding="utf-8")
-    arguments = ["nohup", sys.executable, str(script), str(small), str(tmp_path / "a.sqlite"), "{}"]
+    arguments = ["nohup", sys.executable, str(script), str(small), str(tmp_path / "a.sqlite"), "{'workers': 1}"]
     with subprocess.Popen(arguments, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         wait_for_an_epoch(process, tmp_path / "a.sqlite")
         process.send_signal(signal.SIGHUP)
@@ -334,7 +347,7 @@ def test_nohup_is_respected(tmp_path, small):
 
 def test_a_failure_can_be_tried_again(tmp_path):
     text = 'seed = [0, 1]\nepochs = 1\n[[grid]]\nmethod = "faulty_methods:fail"\n'
-    code, _ = run_study(tmp_path, study_file(tmp_path, text), tmp_path / "a.sqlite")
+    code, _ = run_study(tmp_path, study_file(tmp_path, text), tmp_path / "a.sqlite", workers=1)
     assert code == 1
     with Store(tmp_path / "a.sqlite") as store:
         assert store.retry("study", FAULTS) == 1
@@ -375,15 +388,13 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))
 """
 
 
-def test_a_full_disk_stops_a_study_and_changes_nothing(tmp_path, small):
-    code, out = run_study(tmp_path, small, tmp_path / "quiet.sqlite")
-    assert code == 0, out
-    code, out = run_study(tmp_path, small, tmp_path / "full.sqlite", before=FULL)
+def test_a_full_disk_stops_a_study_and_changes_nothing(tmp_path, small, undisturbed):
+    code, out = run_study(tmp_path, small, tmp_path / "full.sqlite", before=FULL, workers=1)
     assert code != 0
     assert "StoreError" in out
-    code, out = run_study(tmp_path, small, tmp_path / "full.sqlite")
+    code, out = run_study(tmp_path, small, tmp_path / "full.sqlite", workers=1)
     assert code == 0, out
-    assert rows(tmp_path / "full.sqlite") == rows(tmp_path / "quiet.sqlite")
+    assert rows(tmp_path / "full.sqlite") == rows(undisturbed[1])
 
 
 MEETING = """

@@ -1,5 +1,7 @@
 """Saving and restoring by orbax: bit-equal, on other devices, and from checkpoints that know no carry."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,13 +29,21 @@ def params():
     return {"w": jnp.arange(32.0).reshape(8, 4) / 10, "b": jnp.ones(4)}
 
 
-def train(tx, p, state, steps, start=0):
+@functools.cache
+def compiled(tx):
+    """A step, compiled once for all who train with ``tx``."""
+
     @jax.jit
     def step(p, state, key):
         grads = jax.tree.map(lambda x: x + jax.random.cauchy(key, x.shape), p)
         updates, state = tx.update(grads, state, p)
         return optax.apply_updates(p, updates), state
 
+    return step
+
+
+def train(tx, p, state, steps, start=0):
+    step = compiled(tx)
     for k in range(start, start + steps):
         p, state = step(p, state, jax.random.key(k))
     return p, state

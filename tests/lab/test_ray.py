@@ -51,21 +51,18 @@ def kill_soon(cluster, node, store):
     print("killed a node", flush=True)
 
 if __name__ == "__main__":
-    jobs = [(Path(study), Path(store), told) for study, store, told in json.loads(sys.argv[1])]
-    _, store, told = jobs[0]
-    if ray_too := told["engine"] == "ray":
+    study, store, told = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
+    if told["engine"] == "ray":
         from ray.cluster_utils import Cluster
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
         second = cluster.add_node(num_cpus=1)
         cluster.wait_for_nodes()
         if told.pop("kill", False):
             threading.Thread(target=kill_soon, args=(cluster, second, store), daemon=True).start()
-    codes = []
-    for study, store, told in jobs:
-        at = {"address": cluster.address} if ray_too else {}
-        codes.append(supervise([grid.load(study)], store, Options(**told, **at), Console()))
-        print("exit", codes[-1], flush=True)
-    if ray_too:
+        told["address"] = cluster.address
+    code = supervise([grid.load(study)], store, Options(**told), Console())
+    print("exit", code, flush=True)
+    if told["engine"] == "ray":
         import ray
         for _ in range(100 if cluster.head_node and len(cluster.list_all_nodes()) == 1 else 1):
             alive = sum(node["Alive"] for node in ray.nodes())
@@ -75,28 +72,18 @@ if __name__ == "__main__":
         print("nodes", alive, flush=True)
         ray.shutdown()
         cluster.shutdown()
-    (Path.cwd() / "codes").write_text(json.dumps(codes), encoding="utf-8")
+    sys.exit(code)
 """
 
 
-def run_studies(folder, studies):
-    """By name, texts and options of studies that run on one cluster: their exit codes, and what was said."""
+def run_study(folder, store, study=STUDY, **options):
     (folder / "script.py").write_text(SCRIPT, encoding="utf-8")
-    for name, (text, _) in studies.items():
-        (folder / f"{name}.toml").write_text(text, encoding="utf-8")
-    jobs = [(f"{name}.toml", str(folder / f"{name}.sqlite"), options) for name, (_, options) in studies.items()]
+    (folder / "study.toml").write_text(study, encoding="utf-8")
+    arguments = [sys.executable, "script.py", "study.toml", str(store), json.dumps(options)]
     done = subprocess.run(
-        [sys.executable, "script.py", json.dumps(jobs)],
-        env=ENVIRONMENT,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
+        arguments, env=ENVIRONMENT, cwd=folder, capture_output=True, text=True, timeout=400, check=False
     )
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said
-    return json.loads((folder / "codes").read_text(encoding="utf-8")), said
+    return done.returncode, done.stdout + done.stderr
 
 
 def rows(store):
@@ -110,46 +97,18 @@ def rows(store):
 def quiet(tmp_path_factory):
     """The rows of an undisturbed local study."""
     folder = tmp_path_factory.mktemp("local")
-    codes, out = run_studies(folder, {"a": (STUDY, {"engine": "local", "workers": 1})})
-    assert codes == [0], out
+    code, out = run_study(folder, folder / "a.sqlite", engine="local")
+    assert code == 0, out
     return rows(folder / "a.sqlite")
 
 
-def faulty(*methods):
-    """A study in which seed 1 of each method goes wrong."""
-    head = STUDY.partition("[[grid]]")[0].replace("[0, 1, 2]", "[0, 1]").replace("epochs = 5", "epochs = 1")
-    return head + "".join(f'[[grid]]\nmethod = "faulty_methods:{name}"\n' for name in methods)
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    """Studies on one cluster, which takes longer to start than they do: one that is calm, two that go wrong.
-
-    Only what hangs has a limit: a worker that dies needs time to come back, three times, on a machine that is busy.
-    """
+@pytest.mark.parametrize("kill", [False, True])
+def test_a_cluster_of_two_nodes_gives_the_same_rows(tmp_path, quiet, kill):
     pytest.importorskip("ray", reason="the cluster engine is an extra: in a clone, pip install './lab[ray]'")
-    folder = tmp_path_factory.mktemp("cluster")
-    studies = {
-        "a": (STUDY, {"engine": "ray"}),
-        "faulty": (faulty("nan", "fail", "segfault"), {"engine": "ray"}),
-        "hanging": (faulty("hang"), {"engine": "ray", "timeout": 30 / 3600}),
-    }
-    return folder, *run_studies(folder, studies)
-
-
-def test_a_cluster_of_two_nodes_gives_the_same_rows(cluster, quiet):
-    folder, codes, out = cluster
-    assert codes[0] == 0, out
-    assert "nodes 2" in out
-    assert rows(folder / "a.sqlite") == quiet
-
-
-def test_so_it_does_when_one_of_them_dies(tmp_path, quiet):
-    pytest.importorskip("ray", reason="the cluster engine is an extra: in a clone, pip install './lab[ray]'")
-    codes, out = run_studies(tmp_path, {"a": (STUDY, {"engine": "ray", "kill": True})})
-    assert codes == [0], out
-    assert "killed a node" in out
-    assert "nodes 1" in out
+    code, out = run_study(tmp_path, tmp_path / "a.sqlite", engine="ray", kill=kill)
+    assert code == 0, out
+    assert ("killed a node" in out) == kill, out
+    assert f"nodes {1 if kill else 2}" in out
     assert rows(tmp_path / "a.sqlite") == quiet
 
 
@@ -181,19 +140,18 @@ def test_a_cluster_that_is_started_here_listens_here_alone(tmp_path):
     assert done.stdout.splitlines() == ["True ['127.0.0.1']", "token"], done.stderr
 
 
-def test_what_goes_wrong_on_a_cluster_is_an_outcome_too(cluster):
-    folder, codes, out = cluster
-    found, others = {}, set()
-    for name in ("faulty", "hanging"):
-        with Store(folder / f"{name}.sqlite") as store:
-            for record in store.records("study"):
-                if record.spec.seed == 1:
-                    found[record.spec.label] = record
-                else:
-                    others.add(record.outcome)
+def test_what_goes_wrong_on_a_cluster_is_an_outcome_too(tmp_path):
+    pytest.importorskip("ray", reason="the cluster engine is an extra: in a clone, pip install './lab[ray]'")
+    head, _, _ = STUDY.partition("[[grid]]")
+    methods = "".join(f'[[grid]]\nmethod = "faulty_methods:{name}"\n' for name in ("nan", "fail", "segfault", "hang"))
+    study = head.replace("[0, 1, 2]", "[0, 1]").replace("epochs = 5", "epochs = 1") + methods
+    code, out = run_study(tmp_path, tmp_path / "a.sqlite", study, engine="ray", timeout=30 / 3600)
+    with Store(tmp_path / "a.sqlite") as store:
+        found = {record.spec.label: record for record in store.records("study") if record.spec.seed == 1}
+        others = {record.outcome for record in store.records("study") if record.spec.seed == 0}
     outcomes = {label: record.outcome for label, record in found.items()}
     assert outcomes == {"nan": "diverged", "fail": "crashed", "segfault": "crashed", "hang": "timeout"}, out
     assert "LookupError" in found["fail"].message
     assert "died 3 times" in found["segfault"].message
     assert others == {"not_reached"}
-    assert codes[1:] == [1, 1]
+    assert code == 1

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all kills lint types docs packages clean
+.PHONY: help demo test test-all kills lint types docs packages locked clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -15,6 +15,12 @@ $(READY): pyproject.toml lab/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,docs]" -e "./lab[ray]"
 	@touch $@
+
+locked: ## set up .venv from requirements.lock instead: what was pinned, compared with its checksums
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation -e . -e ./lab
+	@touch $(READY)
 
 demo: $(READY) ## the theory's figures, a study of training runs, and a report of both
 	$(BIN)/carryclip demo

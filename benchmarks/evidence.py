@@ -19,12 +19,11 @@ from typing import Any
 from carryclip_lab import grid
 from carryclip_lab.analysis import rule, tables
 from carryclip_lab.analysis.answers import DEFAULT
-from carryclip_lab.analysis.naming import CLIP, METHODS, OPTIMIZERS
-from carryclip_lab.analysis.subjects import last
+from carryclip_lab.analysis.naming import CLIP, METHODS
 from carryclip_lab.analysis.summary import Cell, Summary, summarise
 from carryclip_lab.analysis.worth import Row, blocks, row_name, stills
-from carryclip_lab.spec import Spec
-from carryclip_lab.store.records import Epoch, Record
+from carryclip_lab.spec import OPTIMIZERS, Spec
+from carryclip_lab.store.records import Epoch, Record, last
 
 STUDY = "evidence-small"
 FILE = "runs.parquet"

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from carryclip_lab import grid
-from carryclip_lab.analysis.naming import CLIP, METHODS, OPTIMIZERS, SHRUNK, method_of
-from carryclip_lab.analysis.subjects import subject_of
+from carryclip_lab.analysis.naming import CLIP, METHODS, SHRUNK, method_of
 from carryclip_lab.analysis.summary import summarise
 from carryclip_lab.commands.plan import ask
 from carryclip_lab.commands.reproduce import main
 from carryclip_lab.data import text
 from carryclip_lab.data.unpack import DataError
 from carryclip_lab.engine.settings import Options
+from carryclip_lab.spec import OPTIMIZERS
 from carryclip_lab.store.records import Record
 from carryclip_lab.store.store import Store
 
@@ -117,7 +117,7 @@ def test_a_language_model_on_a_text_of_ones_own(tmp_path):
     with Store(given["store"]) as store:
         (record,) = (record for record in store.records("evidence-smoke") if record.state == "done")
     assert record.spec.recipe.text == f"sha256:{hashlib.sha256(file.read_bytes()).hexdigest()[:16]}"
-    assert subject_of(record.spec).title == "Language model, a text"
+    assert record.spec.recipe.judged().title == "Language model, a text"
 
 
 SHAKESPEARE = """

@@ -10,7 +10,6 @@ from carryclip_lab.analysis import answers, rule
 from carryclip_lab.analysis.compare import Effect
 from carryclip_lab.analysis.naming import DRIP, FULL, GATED, SHRUNK, Method
 from carryclip_lab.analysis.rule import Rules, Verdict, word_of
-from carryclip_lab.analysis.subjects import subject_of
 
 STUDIES = [name for name in grid.names() if grid.rules_of(name)]
 
@@ -22,7 +21,7 @@ def test_the_default_is_the_librarys():
 @pytest.mark.parametrize("name", STUDIES)
 def test_what_was_fixed_agrees_with_the_study(name):
     study, rules = grid.load(name), rule.read(grid.rules_of(name))
-    subjects = {spec.settings: subject_of(spec) for spec in study.specs}.values()
+    subjects = {spec.settings: spec.recipe.judged() for spec in study.specs}.values()
     learnt = {subject.title: subject for subject in subjects if subject.kind != "frozen"}
     assert {subject.metric for subject in learnt.values()} <= rules.margins.keys()
     spoken = {title for titles in rules.families.values() for title in titles}
@@ -36,14 +35,16 @@ def test_what_was_fixed_agrees_with_the_study(name):
 def test_margins_are_those_of_the_tasks():
     rules = rule.read("evidence")
     for spec in grid.load("evidence-small").specs:
-        subject = subject_of(spec)
+        subject = spec.recipe.judged()
         assert subject.kind == "frozen" or rules.margins[subject.metric] == subject.little
     assert rule.read("evidence-lm").margins["validation_loss"] == 0.005
 
 
 def test_every_trial_where_something_can_be_won_has_a_control():
     rules = rule.read("evidence")
-    subjects = {subject.title: subject.kind for subject in map(subject_of, grid.load("evidence-small").specs)}
+    subjects = {
+        subject.title: subject.kind for subject in (spec.recipe.judged() for spec in grid.load("evidence-small").specs)
+    }
     assert {title for title, kind in subjects.items() if kind == "signal"} <= rules.controls.keys()
 
 

@@ -9,11 +9,12 @@ from carryclip_lab.analysis import answers as answering
 from carryclip_lab.analysis import tables
 from carryclip_lab.analysis.answers import answers, helps, keeps_up, removes
 from carryclip_lab.analysis.compare import Effect
+from carryclip_lab.analysis.kinds import kind_of
 from carryclip_lab.analysis.naming import CLIP, FULL, GATED, SHRUNK, Method
 from carryclip_lab.analysis.summary import summarise
 from carryclip_lab.analysis.worth import Bias, bias, blocks, effect, stills
 from carryclip_lab.commands.terminal import table
-from carryclip_lab.figures import draw, figures_of
+from carryclip_lab.figures import draw
 from carryclip_lab.spec import Spec
 from carryclip_lab.store.records import Epoch, Record
 
@@ -235,7 +236,7 @@ def test_a_study_of_trials_is_shown_as_such():
     assert peers[tables.HEADS["peers"].index("ZClip + U-Clip")].startswith("▲ +0.99")
     assert said[4:] == ["yes", "yes", "yes", "yes", "it hurts", "yes"]
     assert tables.together("answers", [parts, parts]) == [said, said]
-    assert set(figures_of(summary)) == {"worth", "course", "frozen"}
+    assert set(kind_of(summary).figures) == {"worth", "course", "frozen"}
     assert draw("frozen", summary) is None
     worth = draw("worth", summary)
     by_method = {row["method"]: row for row in worth.rows}

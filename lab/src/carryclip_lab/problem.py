@@ -8,7 +8,7 @@ import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,11 @@ class Problem:
         steps: of an epoch.
     """
 
+    floor: ClassVar[float | None] = None
+    """The share of the learning rate that it falls to by a cosine over the run; None if it stays as it is."""
+    warmup: ClassVar[float] = 0.0
+    """The share of the steps in which it rises before it falls."""
+
     def __init__(self, spec: Spec, steps: int) -> None:
         self.spec, self.steps = spec, steps
         self.total = torch.zeros((), dtype=torch.float64)
@@ -67,7 +72,9 @@ class Problem:
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, counted from 0 over the whole run."""
-        return self.spec.lr
+        if self.floor is None:
+            return self.spec.lr
+        return self.spec.lr * cosine(step, self.spec.epochs * self.steps, warmup=self.warmup, floor=self.floor)
 
     def begin(self, step: int) -> None:
         """An epoch begins, or goes on at one of its steps."""

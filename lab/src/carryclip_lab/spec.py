@@ -20,7 +20,15 @@ from carryclip.regions import Region
 from carryclip_lab import task as tasks
 from carryclip_lab.checks import check_choice, check_keys, check_whole, hint
 
-OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw", "adamw-torch")
+OPTIMIZERS = {
+    "sgd": "SGD",
+    "momentum": "momentum",
+    "nesterov": "Nesterov momentum",
+    "adam": "Adam",
+    "adamw": "AdamW",
+    "adamw-torch": "AdamW",
+}
+"""By name: in words, and in the order of tables."""
 _WORDS = (
     "Component",
     "Norm",
@@ -90,7 +98,7 @@ class Spec:
 
     def __post_init__(self) -> None:
         task = tasks.find(self.task)
-        check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        check_choice("optimizer", self.optimizer, tuple(OPTIMIZERS))
         _number("lr", self.lr, above=0.0)
         if self.target is None:
             self._set(target=task.target)

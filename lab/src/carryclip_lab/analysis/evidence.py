@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from carryclip_lab.analysis import verdicts
 from carryclip_lab.analysis.claims import Verdict
 from carryclip_lab.analysis.compare import Comparison, Effect, compare, pooled
-from carryclip_lab.analysis.naming import CLIP, FULL, OPTIMIZERS, Kind, Method, RegionName
+from carryclip_lab.analysis.naming import CLIP, FULL, Kind, Method, RegionName
 from carryclip_lab.analysis.shifts import shifts
 from carryclip_lab.analysis.summary import Cell, Summary
+from carryclip_lab.spec import OPTIMIZERS
 
 SMALL_BATCH, LARGE_BATCH = 100, 500
 """The paper's small batches go up to the first, its large ones begin at the second."""

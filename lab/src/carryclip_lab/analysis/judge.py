@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from carryclip_lab.analysis import evidence
 from carryclip_lab.analysis.claims import Claim
 from carryclip_lab.analysis.evidence import Evidence
-from carryclip_lab.analysis.naming import CLIP, FULL, OPTIMIZERS
+from carryclip_lab.analysis.naming import CLIP, FULL
 from carryclip_lab.analysis.summary import Cell, Summary, runs_of
+from carryclip_lab.spec import OPTIMIZERS
 
 
 @dataclass(frozen=True)

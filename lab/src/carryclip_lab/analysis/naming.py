@@ -10,14 +10,6 @@ from carryclip.radius import Radius
 from carryclip.regions import Adaptive, Component, Norm
 from carryclip_lab.spec import Spec, parse, policy_of
 
-OPTIMIZERS = {
-    "sgd": "SGD",
-    "momentum": "momentum",
-    "nesterov": "Nesterov momentum",
-    "adam": "Adam",
-    "adamw": "AdamW",
-    "adamw-torch": "AdamW",
-}
 _PEERS = "carryclip.experiments.peers:"
 """Where the classes of others' remedies were when their runs' ids were made."""
 PEERS = {

@@ -15,11 +15,11 @@ from typing import Any, Literal
 from carryclip_lab.analysis.answers import keeps_up
 from carryclip_lab.analysis.compare import Effect
 from carryclip_lab.analysis.naming import CLIP, NONE, Method
-from carryclip_lab.analysis.subjects import Subject
 from carryclip_lab.analysis.summary import Summary, runs_of
 from carryclip_lab.analysis.worth import Block, blocks
 from carryclip_lab.checks import check_keys
 from carryclip_lab.spec import policy_of
+from carryclip_lab.task import Judged
 
 Word = Literal["wins", "wins in part", "costs", "mixed", "keeps up", "nothing seen"]
 
@@ -73,7 +73,7 @@ def read(name: str) -> Rules:
 class Line:
     """One trial with one optimizer in one region, all of its runs done."""
 
-    subject: Subject
+    subject: Judged
     block: Block
     margin: float
 

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from carryclip_lab.analysis.naming import FULL, OPTIMIZERS, Method
+from carryclip_lab.analysis.naming import FULL, Method
 from carryclip_lab.analysis.summary import Cell, Summary
 from carryclip_lab.analysis.tables import Table
 from carryclip_lab.analysis.verdicts import LITTLE
+from carryclip_lab.spec import OPTIMIZERS
 
 Answer = Literal["a speed-up", "a shift of the learning rate, not a speed-up", "neither a speed-up nor a shift", "open"]
 Epochs = Mapping[float, float]

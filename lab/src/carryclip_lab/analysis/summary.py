@@ -16,19 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from carryclip_lab.analysis.naming import (
-    NONE,
-    OPTIMIZERS,
-    Method,
-    RegionName,
-    method_of,
-    radius_rule,
-    region_name,
-    region_order,
-)
-from carryclip_lab.analysis.subjects import Subject, subject_of
+from carryclip_lab.analysis.naming import NONE, Method, RegionName, method_of, radius_rule, region_name, region_order
+from carryclip_lab.spec import OPTIMIZERS
 from carryclip_lab.store.records import Epoch, Record
 from carryclip_lab.store.store import Store
+from carryclip_lab.task import Judged
 
 
 @dataclass(frozen=True)
@@ -175,7 +167,7 @@ class Summary:
     settings: tuple[Any, ...]
     cells: tuple[Cell, ...]
     epochs: Callable[[str], Sequence[Epoch]]
-    subject: Subject | None = None
+    subject: Judged | None = None
 
     @cached_property
     def _by_key(self) -> dict[tuple[Setting, int], Cell]:
@@ -193,7 +185,7 @@ class Summary:
     def optimizers(self) -> list[str]:
         """Those of the study, in the usual order."""
         found = {cell.setting.optimizer for cell in self.cells}
-        return [name for name in OPTIMIZERS if name in found] + sorted(found - set(OPTIMIZERS))
+        return [name for name in OPTIMIZERS if name in found]
 
     @cached_property
     def batches(self) -> list[int]:
@@ -270,7 +262,7 @@ def summarise(
     known = functools.cache(epochs)
     made = []
     for key, data in groups.items():
-        subject = subject_of(next(iter(data.values()))[0].spec)
+        subject = next(iter(data.values()))[0].spec.recipe.judged()
         score = epochs_of if subject is None else subject.score(known)
         cells = tuple(Cell(*place, tuple(found), score) for place, found in data.items())
         made.append(Summary(study, title, tier, *key, cells, epochs if subject is None else known, subject))

@@ -8,10 +8,11 @@ from typing import NamedTuple
 from carryclip_lab.analysis import naming
 from carryclip_lab.analysis.answers import BETTER, BIAS, DROP_IN, FULL_BETTER, SAFE, THAN_NONE, answers, helps
 from carryclip_lab.analysis.compare import Effect
-from carryclip_lab.analysis.naming import CLIP, METHODS, OPTIMIZERS, SHRUNK, Method
-from carryclip_lab.analysis.subjects import last
+from carryclip_lab.analysis.naming import CLIP, METHODS, SHRUNK, Method
 from carryclip_lab.analysis.summary import Cell, Setting, Summary, runs_of
 from carryclip_lab.analysis.worth import Block, Row, Still, blocks, row_name, stills
+from carryclip_lab.spec import OPTIMIZERS
+from carryclip_lab.store.records import last
 
 MOST = 40
 """Lines beyond which a table of epochs helps nobody."""
@@ -36,7 +37,7 @@ def of_epochs(summary: Summary) -> Table:
     for setting in _settings(summary):
         cells = [summary.find(setting.optimizer, setting.region, setting.method, batch) for batch in summary.batches]
         clipping = setting.method.label if setting.region is None else f"{setting.method.label}, {setting.name.label}"
-        optimizer = OPTIMIZERS.get(setting.optimizer, setting.optimizer)
+        optimizer = OPTIMIZERS[setting.optimizer]
         lines.append([optimizer, clipping, *map(_epochs, cells)])
     heads = ["optimizer", "clipping", *(f"batch {batch:,}" for batch in summary.batches)]
     note = "epochs at the best learning rate: median (range) over seeds, or how many of the seeds reached the target"
@@ -81,7 +82,7 @@ def of_trial(summary: Summary) -> Table:
 
 
 def _still(each: Still) -> list[str]:
-    optimizer = OPTIMIZERS.get(each.optimizer, each.optimizer)
+    optimizer = OPTIMIZERS[each.optimizer]
     astray = "" if each.astray is None else f"{100 * each.astray:.1f}"
     return [optimizer, f"{each.radius:g}", each.method.label, _percent(each.share), astray]
 

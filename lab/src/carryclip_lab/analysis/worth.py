@@ -13,9 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from carryclip_lab.analysis.compare import LEVEL, Effect, interval
-from carryclip_lab.analysis.naming import CLIP, OPTIMIZERS, Method, region_name
-from carryclip_lab.analysis.subjects import Subject, last
+from carryclip_lab.analysis.naming import CLIP, Method, region_name
 from carryclip_lab.analysis.summary import Cell, Summary
+from carryclip_lab.spec import OPTIMIZERS
+from carryclip_lab.store.records import last
+from carryclip_lab.task import Judged
 
 DRAWS = 2000
 
@@ -37,7 +39,7 @@ class Row:
     """One method in one region, at its best learning rate."""
 
     cell: Cell
-    subject: Subject
+    subject: Judged
     times: float
     """Its batch size in those of the smallest: a larger batch is a method of its own."""
     bias: Bias | None
@@ -83,7 +85,7 @@ class Block:
     """All methods with one optimizer in one region, and those without: the optimizer alone, radii of their own."""
 
     region: str
-    subject: Subject
+    subject: Judged
     rows: Sequence[Row]
     optimizer: str = "sgd"
 
@@ -95,7 +97,7 @@ class Block:
     @property
     def stepped_by(self) -> str:
         """The optimizer in words."""
-        return OPTIMIZERS.get(self.optimizer, self.optimizer)
+        return OPTIMIZERS[self.optimizer]
 
     def find(self, method: Method, times: float = 1.0) -> Row | None:
         """A row that has runs."""
@@ -156,7 +158,7 @@ def effect(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Effect | N
     return Effect(mean, mean - half, mean + half, len(seeds))
 
 
-def _bias(summary: Summary, cell: Cell, subject: Subject) -> Bias | None:
+def _bias(summary: Summary, cell: Cell, subject: Judged) -> Bias | None:
     if subject.bias is None or cell.lr is None:
         return None
     ends = [last(summary.epochs(record.spec.id), subject.bias) for record in cell.runs[cell.lr].values()]

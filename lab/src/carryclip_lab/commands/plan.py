@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -48,10 +49,14 @@ def ask(
         typed = " ".join([*what, *(["--tier", tier] if tier else [])]) or "STUDY"
         for needs in {find(task).needs for study in chosen if study.tier != "smoke" for task in study.tasks} - {""}:
             typed += f" {needs}" if data is None else f" {needs.split()[0]} {data}"
-        elsewhere = images_per_second is not None  # where nothing is known of its cores
-        workers = workers or (1 if elsewhere else default_workers(threads, device))
-        given = {"store": store, "workers": workers, "threads": threads, "device": device, "data": data}
-        return main(chosen, typed, **given, images_per_second=images_per_second, as_json=as_json)
+        given = Options(
+            # One at a time on a machine of whose cores nothing is known.
+            workers=workers or (1 if images_per_second is not None else default_workers(threads, device)),
+            threads=threads,
+            device=device,
+            data=data,
+        )
+        return _tell(chosen, typed, store, given, images_per_second, console, as_json=as_json)
     except ValueError as error:
         raise UserError(error) from None
 
@@ -74,55 +79,42 @@ def _at_hand(chosen: Sequence[grid.Study], data: str | None, console: Console) -
     return found
 
 
-def main(
+def _tell(
     chosen: Sequence[grid.Study],
     typed: str,
-    *,
     store: str,
-    workers: int,
-    threads: int,
-    device: str,
-    data: str | None = None,
-    images_per_second: float | None = None,
-    as_json: bool = False,
+    options: Options,
+    images_per_second: float | None,
+    console: Console,
+    *,
+    as_json: bool,
 ) -> int:
     """Measure, and print a table."""
     from carryclip_lab.engine.calibration import calibrate
 
-    console = Console(stderr=as_json)
+    workers, threads, device = options.workers or 1, options.threads, options.device
     begun = time.perf_counter()
     specs = [spec for study in chosen for spec in study.specs]
     images = [spec for spec in specs if find(spec.task).lasting]
     with console.status("Timing a few steps of everything ..."):
         if images_per_second is not None:
             specs = [spec for spec in specs if not find(spec.task).lasting]
-        rates = calibrate(specs, workers, threads, Place(device, data)) if specs else {}
+        rates = calibrate(specs, workers, threads, Place(device, options.data)) if specs else {}
         if images and images_per_second is not None:
             rates[images[0].task] = cost.priced(images, images_per_second)
     where = "On this machine" if specs else f"At {images_per_second:,.0f} images/s"
     how = f"{many(workers, 'worker')} of {many(threads, 'thread')}, {device}"
     how = how if specs else f"{many(workers, 'run')} at a time"
-    table = Table(title=f"{where}: {how}", title_justify="left")
-    for column in ("study", "tier", "runs", "done", "steps", "expected", "at most"):
-        table.add_column(column, justify="left" if column in ("study", "tier") else "right", no_wrap=True)
-    rows = []
-    for study in chosen:
-        done = finished(study, store)
-        left = [pair for pair in zip(study.specs, study.typical, strict=True) if pair[0].id not in done]
-        longest = [(spec, float(spec.epochs)) for spec, _ in left]
-        expected, most = (estimate(pairs, rates, workers) for pairs in (left, longest))
-        steps = sum(spec.recipe.epoch(spec)[0] * epochs for spec, epochs in left)
-        rows.append(
-            {
-                **{"study": study.name, "tier": study.tier, "runs": len(study.specs), "done": len(done)},
-                **{"steps": round(steps), "expected_seconds": expected, "at_most_seconds": most},
-            }
-        )
-        runs = f"{len(study.specs):,}"
-        table.add_row(study.name, study.tier, runs, f"{len(done):,}", said(steps), duration(expected), duration(most))
+    rows = [_row(study, store, rates, workers) for study in chosen]
     if as_json:
         print(json.dumps({"workers": workers, "threads": threads, "device": device, "studies": rows}, indent=1))
         return 0
+    table = Table(title=f"{where}: {how}", title_justify="left")
+    for column in ("study", "tier", "runs", "done", "steps", "expected", "at most"):
+        table.add_column(column, justify="left" if column in ("study", "tier") else "right", no_wrap=True)
+    for row in rows:
+        times = duration(row["expected_seconds"]), duration(row["at_most_seconds"])
+        table.add_row(row["study"], row["tier"], f"{row['runs']:,}", f"{row['done']:,}", said(row["steps"]), *times)
     console.print(table)
     for line in _said_of_images(images, rates, images_per_second):
         console.print(line, highlight=False, markup=False)
@@ -131,6 +123,17 @@ def main(
     spent = f"Measured in {time.perf_counter() - begun:.0f} s. " if specs else ""
     console.print(f"{spent}To go ahead: carryclip reproduce {typed}", highlight=False, markup=False)
     return 0
+
+
+def _row(study: grid.Study, store: str, rates: dict[str, cost.Rates], workers: int) -> dict[str, Any]:
+    """What is left of a study, and how long that takes."""
+    done = finished(study, store)
+    left = [pair for pair in zip(study.specs, study.typical, strict=True) if pair[0].id not in done]
+    longest = [(spec, float(spec.epochs)) for spec, _ in left]
+    expected, most = (estimate(pairs, rates, workers) for pairs in (left, longest))
+    about = {"study": study.name, "tier": study.tier, "runs": len(study.specs), "done": len(done)}
+    steps = round(sum(spec.recipe.epoch(spec)[0] * epochs for spec, epochs in left))
+    return {**about, "steps": steps, "expected_seconds": expected, "at_most_seconds": most}
 
 
 def _said_of_epochs(chosen: Sequence[grid.Study]) -> list[str]:

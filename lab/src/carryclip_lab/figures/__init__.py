@@ -35,16 +35,11 @@ TRIALS: Mapping[str, Figure] = {
 """Of trials; the last where weights stay where they are, and only there."""
 
 
-def figures_of(summary: Summary) -> Mapping[str, Figure]:
-    """Those of the study's kind."""
-    from carryclip_lab.analysis.kinds import kind_of  # which names the tables above
-
-    return kind_of(summary).figures
-
-
 def draw(name: str, summary: Summary) -> Drawn | None:
-    """One figure of the table; None if the study has nothing for it."""
+    """One figure of the study's kind; None if the study has nothing for it."""
     import matplotlib
 
+    from carryclip_lab.analysis.kinds import kind_of  # which names the tables above
+
     with matplotlib.rc_context(RC):
-        return figures_of(summary)[name].draw(summary)
+        return kind_of(summary).figures[name].draw(summary)

@@ -4,11 +4,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from carryclip_lab.analysis.naming import CLIP, FULL, NONE, OPTIMIZERS, Method, RegionName, region_name
+from carryclip_lab.analysis.naming import CLIP, FULL, NONE, Method, RegionName, region_name
 from carryclip_lab.analysis.summary import Cell, Summary
 from carryclip_lab.engine.methods import sampling
 from carryclip_lab.figures.sheet import DOTTED, Drawn, Panel, known, named, sheet
 from carryclip_lab.figures.style import Look, looks
+from carryclip_lab.spec import OPTIMIZERS
 from carryclip_lab.store.records import Epoch
 
 GRADIENT: Look = {"color": "0.55", "linestyle": "-", "linewidth": 1.0}
@@ -37,7 +38,7 @@ def draw(summary: Summary) -> Drawn | None:
         _norms(panel, found, given)
         _log_norms(panel, traces)
         _feed(panel, found, given)
-        panel.axes.set_title(f"{OPTIMIZERS.get(name, name)}, batch {batch}")
+        panel.axes.set_title(f"{OPTIMIZERS[name]}, batch {batch}")
     made.label("epoch", "norm")
     text = (
         f"Norms of gradient, carry and radius by epoch, {region_name(region).label}, for the first seed at the best "

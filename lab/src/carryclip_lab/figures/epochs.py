@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from carryclip_lab.analysis.naming import OPTIMIZERS, Kind, region_name, region_order
+from carryclip_lab.analysis.naming import Kind, region_name, region_order
 from carryclip_lab.analysis.summary import Summary
 from carryclip_lab.figures.lines import (
     Line,
@@ -17,6 +17,7 @@ from carryclip_lab.figures.lines import (
     strip_height,
 )
 from carryclip_lab.figures.sheet import Drawn, sheet
+from carryclip_lab.spec import OPTIMIZERS
 
 SMALL = 100
 """The largest of the paper's small batches."""
@@ -37,7 +38,7 @@ def main_region(summary: Summary) -> Drawn | None:
     views = [view for view in (summary.batches, _zoomed(summary)) if view]
     grid = []
     for view, what in zip(views, ("", ", small batches"), strict=False):
-        names = [OPTIMIZERS.get(name, name) + what for name in summary.optimizers]
+        names = [OPTIMIZERS[name] + what for name in summary.optimizers]
         lines = [lines_of(summary, name, [region], view) for name in summary.optimizers]
         grid.append(list(zip(names, lines, strict=True)))
     what = f"Epochs to {100 * summary.target:g} % train accuracy against batch size, {region_name(region).label}"
@@ -61,7 +62,7 @@ def _constant(summary: Summary, batches: Sequence[int], what: str) -> Drawn | No
         return None
     grid = [
         [
-            (f"{OPTIMIZERS.get(name, name)}, radius {size}", lines_of(summary, name, regions, batches))
+            (f"{OPTIMIZERS[name]}, radius {size}", lines_of(summary, name, regions, batches))
             for name in summary.optimizers
         ]
         for size, regions in sizes.items()
@@ -82,7 +83,7 @@ def adaptive(summary: Summary, optimizer: str) -> Drawn | None:
         grid.append(
             [(f"{kind} {size}", lines_of(summary, optimizer, by_kind[kind], summary.batches)) for kind in kinds]
         )
-    name = OPTIMIZERS.get(optimizer, optimizer)
+    name = OPTIMIZERS[optimizer]
     text = f"Adaptive regions with {name}: (a, b) = {', '.join(sizes)}, by {' and '.join(kinds)}. {HOW}"
     return _draw(summary, grid, [summary.batches], text)
 

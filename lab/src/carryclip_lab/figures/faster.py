@@ -4,11 +4,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from carryclip_lab.analysis.compare import Comparison, compare
-from carryclip_lab.analysis.naming import CLIP, NONE, OPTIMIZERS, Method, region_name
+from carryclip_lab.analysis.naming import CLIP, NONE, Method, region_name
 from carryclip_lab.analysis.summary import Summary
 from carryclip_lab.figures.lines import apart, batch_axis
 from carryclip_lab.figures.sheet import DOTTED, Drawn, Panel, known, named, sheet
 from carryclip_lab.figures.style import Look, looks
+from carryclip_lab.spec import OPTIMIZERS
 
 Pair = tuple[Method, Method]
 """A method with a carry, and what it is compared with."""
@@ -30,7 +31,7 @@ def draw(summary: Summary) -> Drawn | None:
             _points(panel, seen[name].get(pair, []), look, apart(place, len(given), 0.05))
         if not seen[name]:
             panel.remark("nothing to compare yet", 0.3)
-        panel.axes.set_title(OPTIMIZERS.get(name, name))
+        panel.axes.set_title(OPTIMIZERS[name])
     first = made.panels[0][0]  # the others share its axes
     batch_axis(first, summary.batches)
     first.axes.set_ylim(-0.04, 1.04)

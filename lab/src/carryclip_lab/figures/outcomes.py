@@ -3,11 +3,12 @@
 import itertools
 from collections import Counter
 
-from carryclip_lab.analysis.naming import OPTIMIZERS, Method
+from carryclip_lab.analysis.naming import Method
 from carryclip_lab.analysis.summary import Summary
 from carryclip_lab.figures.lines import thousands
 from carryclip_lab.figures.sheet import Drawn, Panel, sheet
 from carryclip_lab.figures.style import Look, plain
+from carryclip_lab.spec import OPTIMIZERS
 
 LOOKS: dict[str, Look] = {
     "reached": {"facecolor": "#9ecae1", "edgecolor": "#3a7ca5", "hatch": ""},
@@ -36,7 +37,7 @@ def draw(summary: Summary) -> Drawn | None:
             for number, method in enumerate(summary.methods):
                 _bar(panel, place * step + number, counts[name, method, batch], used)
         _axes(panel, summary)
-        panel.axes.set_title(OPTIMIZERS.get(name, name), loc="left", pad=12, weight="bold")
+        panel.axes.set_title(OPTIMIZERS[name], loc="left", pad=12, weight="bold")
     made.label("", "share of runs")
     text = (
         "How runs ended, by batch size and method, over all learning rates and regions together: this is about how "

@@ -5,10 +5,11 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from carryclip_lab.analysis.naming import OPTIMIZERS, region_name
+from carryclip_lab.analysis.naming import region_name
 from carryclip_lab.analysis.summary import Cell, Summary
 from carryclip_lab.figures.lines import Line, apart, cells_of, legend_of, lines_of
 from carryclip_lab.figures.sheet import Drawn, Panel, known, named, sheet
+from carryclip_lab.spec import OPTIMIZERS
 
 
 def draw(summary: Summary) -> Drawn | None:
@@ -30,7 +31,7 @@ def draw(summary: Summary) -> Drawn | None:
         rates = sorted({lr for cell in cells if cell.setting.optimizer == name for lr in cell.runs})
         _lines(panel, lines[batch, name], rates, top)
         _axes(panel, rates, low, top)
-        panel.axes.set_title(f"{OPTIMIZERS.get(name, name)}, batch {batch}")
+        panel.axes.set_title(f"{OPTIMIZERS[name]}, batch {batch}")
     made.label("learning rate", "epochs")
     text = (
         f"Epochs to {100 * summary.target:g} % against the learning rate"

@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 
 from carryclip_lab.analysis.compare import Comparison, compare, number
-from carryclip_lab.analysis.naming import NONE, OPTIMIZERS, Method, region_name, region_order
+from carryclip_lab.analysis.naming import NONE, Method, region_name, region_order
 from carryclip_lab.analysis.summary import Summary
 from carryclip_lab.analysis.verdicts import SEEDS
 from carryclip_lab.figures.lines import thousands
 from carryclip_lab.figures.sheet import Drawn, Panel, known, named, sheet
 from carryclip_lab.figures.style import plain
+from carryclip_lab.spec import OPTIMIZERS
 
 Row = tuple[str | None, Method]
 """A region and what is done in it."""
@@ -30,7 +31,7 @@ def draw(summary: Summary) -> Drawn | None:
     made = sheet(summary, summary.cells, [0], summary.optimizers, size=size, left=left, gap=(0.15, 0.0))
     for _, name, panel in made.each():
         _map(panel, maps[name], rows, summary.batches)
-        panel.axes.set_title(OPTIMIZERS.get(name, name))
+        panel.axes.set_title(OPTIMIZERS[name])
     made.panels[0][0].axes.set_yticks(range(len(rows)), labels)
     made.label("batch size", "")
     text = (

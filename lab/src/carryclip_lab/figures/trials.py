@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple
 from typing import Any
 
-from carryclip_lab.analysis.naming import METHODS, OPTIMIZERS, Method
+from carryclip_lab.analysis.naming import METHODS, Method
 from carryclip_lab.analysis.summary import Cell, Summary
 from carryclip_lab.analysis.worth import Block, Row, blocks, row_name, stills
 from carryclip_lab.figures.sheet import Drawn, Panel, known, sheet
 from carryclip_lab.figures.style import Look, looks, plain
+from carryclip_lab.spec import OPTIMIZERS
 
 THIN = 0.9
 """Width of lines of methods that are not ours."""
@@ -201,7 +202,7 @@ def frozen(summary: Summary) -> Drawn | None:
             panel.axes.vlines(x, *ends, color=look["color"], linewidth=0.8)
         panel.axes.axhline(0.0, color="0.5", linewidth=0.7)
         panel.log_x({radius: f"{radius:g}" for radius in sorted({still.radius for still in here})})
-        panel.axes.set_title(plain(str(OPTIMIZERS.get(optimizer, optimizer))))
+        panel.axes.set_title(OPTIMIZERS[optimizer])
     made.label("radius / norm of the mean gradient", "bias (%)")
     text = (
         "Mean step less the mean step without clipping, at weights that do not move, along the latter and as a share "
@@ -211,7 +212,7 @@ def frozen(summary: Summary) -> Drawn | None:
     names = ("bias", "low", "high", "seeds")
     rows = [
         {
-            "optimizer": OPTIMIZERS.get(still.optimizer, still.optimizer),
+            "optimizer": OPTIMIZERS[still.optimizer],
             "method": still.method.label,
             "radius": still.radius,
             **dict(zip(names, astuple(still.share), strict=True)),

@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from carryclip_lab.analysis.naming import OPTIMIZERS, method_of, region_name
+from carryclip_lab.analysis.naming import method_of, region_name
 from carryclip_lab.report.sections import Section
+from carryclip_lab.spec import OPTIMIZERS
 from carryclip_lab.store.records import Record
 
 WORDS = ("study", "data", "optimizer", "method", "region", "outcome")
@@ -25,7 +26,7 @@ def _row(study: str, record: Record) -> dict[str, Any]:
     return {
         "study": study,
         "data": spec.recipe.data_name(spec.examples),
-        "optimizer": OPTIMIZERS.get(spec.optimizer, spec.optimizer),
+        "optimizer": OPTIMIZERS[spec.optimizer],
         "method": method_of(spec).label,
         "region": "" if spec.region is None else region_name(spec.region).label,
         "batch": spec.batch,

@@ -14,7 +14,7 @@ from carryclip_lab.analysis.claims import Claim
 from carryclip_lab.analysis.kinds import kind_of
 from carryclip_lab.analysis.summary import Summary, summaries
 from carryclip_lab.commands.output import save_figure, save_rows
-from carryclip_lab.figures import draw, figures_of
+from carryclip_lab.figures import draw
 from carryclip_lab.figures.style import RC
 from carryclip_lab.report.panels import strips
 from carryclip_lab.store.records import OUTCOMES, Record
@@ -149,7 +149,7 @@ def _pictures(summary: Summary, anchor: str, place: Path, formats: Sequence[str]
 
     place.mkdir(parents=True, exist_ok=True)
     found = []
-    for name, entry in figures_of(summary).items():
+    for name, entry in kind_of(summary).figures.items():
         drawn = draw(name, summary)
         if drawn is None:
             continue

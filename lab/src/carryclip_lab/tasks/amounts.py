@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from carryclip_lab.checks import check_choice, check_whole
-from carryclip_lab.problem import Problem, cosine
+from carryclip_lab.problem import Problem
 from carryclip_lab.spec import Spec
 from carryclip_lab.task import Judged, Kind, Place, Task
 from carryclip_lab.tasks._network import Dense
@@ -68,6 +68,8 @@ class Amounts(Task):
 
 
 class _Amounts(Problem):
+    floor = 0.1
+
     def __init__(self, spec: Spec, task: Amounts) -> None:
         super().__init__(spec, task.steps)
         self.task = task
@@ -103,7 +105,3 @@ class _Amounts(Problem):
         found = net(self.test).double()
         error = (found - self.wanted).square().mean().sqrt() / self.wanted.square().mean().sqrt()
         return {"relative_rmse": float(error), "calibration": float(found.sum() / self.wanted.sum())}
-
-    def rate(self, step: int) -> float:
-        """Falling by a cosine to a tenth."""
-        return self.spec.lr * cosine(step, self.spec.epochs * self.steps, floor=0.1)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from carryclip_lab.checks import check_choice, check_whole, make_float
-from carryclip_lab.problem import Problem, cosine
+from carryclip_lab.problem import Problem
 from carryclip_lab.spec import Spec
 from carryclip_lab.task import Judged, Place, Task
 from carryclip_lab.tasks._images import ImageTask, loaded
@@ -103,6 +103,8 @@ def _drawn(task: Classify) -> tuple[Tensor, Tensor]:
 
 
 class _Spoilt(Problem):
+    floor = 0.0
+
     def __init__(self, spec: Spec, task: Classify) -> None:
         super().__init__(spec, task.steps)
         self.task, self.data = task, loaded(SOURCES[task.source][1].read)
@@ -138,7 +140,3 @@ class _Spoilt(Problem):
             "test_loss": float(cross_entropy(logits, labels)),
             "calibration_error": float(gaps.sum() / len(labels)),
         }
-
-    def rate(self, step: int) -> float:
-        """Falling by a cosine to 0."""
-        return self.spec.lr * cosine(step, self.spec.epochs * self.steps)

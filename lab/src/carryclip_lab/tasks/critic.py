@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from carryclip_lab.checks import check_whole, make_float
-from carryclip_lab.problem import Problem, Weights, cosine
+from carryclip_lab.problem import Problem, Weights
 from carryclip_lab.spec import Spec
 from carryclip_lab.task import Judged, Place, Task
 
@@ -65,6 +65,8 @@ class Critic(Task):
 
 
 class _Ring(Problem):
+    floor = 0.1
+
     def __init__(self, spec: Spec, task: Critic) -> None:
         super().__init__(spec, task.steps)
         self.task, count = task, task.states
@@ -96,7 +98,3 @@ class _Ring(Problem):
         values = net.values.double()
         error = (values - self.truth).norm() / self.truth.norm()
         return {"relative_rmse": float(error), "calibration": float(values.sum() / self.truth.sum())}
-
-    def rate(self, step: int) -> float:
-        """Falling by a cosine to a tenth."""
-        return self.spec.lr * cosine(step, self.spec.epochs * self.steps, floor=0.1)

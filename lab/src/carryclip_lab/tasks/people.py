@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import huber_loss, mse_loss, poisson_nll_loss
 
 from carryclip_lab.checks import check_choice, check_whole
-from carryclip_lab.problem import Problem, cosine
+from carryclip_lab.problem import Problem
 from carryclip_lab.spec import Spec
 from carryclip_lab.task import Judged, Kind, Place, Task
 from carryclip_lab.tasks._network import Dense
@@ -107,6 +107,8 @@ def _made(features: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 
 class _People(Problem):
+    floor = 0.1
+
     def __init__(self, spec: Spec, task: People) -> None:
         super().__init__(spec, task.steps)
         self.task = task
@@ -135,7 +137,3 @@ class _People(Problem):
         calibration = float(found.sum() / seen.sum())
         error = (found - seen).square().mean().sqrt() / seen.std()
         return {"total_error": abs(calibration - 1.0), "calibration": calibration, "relative_rmse": float(error)}
-
-    def rate(self, step: int) -> float:
-        """Falling by a cosine to a tenth."""
-        return self.spec.lr * cosine(step, self.spec.epochs * self.steps, floor=0.1)

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from carryclip_lab.checks import check_whole
 from carryclip_lab.data.text import load_text, own_text
 from carryclip_lab.data.unpack import DataError
-from carryclip_lab.problem import Problem, cosine
+from carryclip_lab.problem import Problem
 from carryclip_lab.spec import Spec
 from carryclip_lab.task import Judged, Place, Task
 from carryclip_lab.tasks._decoder import Decoder
@@ -100,6 +100,9 @@ def _encoded(name: str, file: str | None) -> tuple[Tensor, Tensor]:
 
 
 class _Windows(Problem):
+    floor = 0.1
+    warmup = 0.05
+
     def __init__(self, spec: Spec, task: Text, file: str | None) -> None:
         super().__init__(spec, task.steps)
         self.task, size = task, task.context + 1
@@ -144,7 +147,3 @@ class _Windows(Problem):
             "rare_share": float(given[self.rare].sum() / seen[self.rare].sum()),
             "frequent_share": float(given[~self.rare].sum() / seen[~self.rare].sum()),
         }
-
-    def rate(self, step: int) -> float:
-        """A warm-up, then a cosine down to a tenth."""
-        return self.spec.lr * cosine(step, self.spec.epochs * self.steps, warmup=0.05, floor=0.1)

@@ -9,17 +9,12 @@ from carryclip.theory.problems import Linear
 from carryclip.theory.simulate import Simulation, log_times
 from carryclip_lab.analysis.claims import Claim
 from carryclip_lab.theory_figures import claims
-from carryclip_lab.theory_figures.drawing import LINES, finish, panels
+from carryclip_lab.theory_figures.drawing import LINES, REGIMES, finish, panels
 from carryclip_lab.theory_figures.study import Result, Scale, Study, Tick, rows_of, simulations, slope
 
 TILT, NOISE = 0.5, Rare(4.0, p=0.1)
 MARGINS = {"above": 0.5, "at": 0.0, "below": -0.1}
-LOOKS = {
-    "above": {"color": "black", "linestyle": "-", "marker": "o", "markersize": 3},
-    "at": {"color": "C0", "linestyle": "-.", "marker": "s", "markersize": 3},
-    "below": {"color": "C3", "linestyle": "--", "marker": "^", "markersize": 3},
-    "plain": {"color": "0.5", "linestyle": ":", "linewidth": 2},
-}
+PLAIN = {"color": "0.5", "linestyle": ":", "linewidth": 2}
 
 
 def compute(scale: Scale, tick: Tick) -> list[Simulation]:
@@ -49,13 +44,13 @@ def present(scale: Scale, seen: list[Simulation]) -> Result:
         bias = np.abs(carried.mean_carry[:, place, 0]) / carried.times
         slopes[name] = slope(carried.times, size, start), slope(carried.times, bias, start)
         label = f"radius {TILT + margin:.1f}, {name} the mean gradient"
-        left.plot(carried.times, size, label=f"{label}: slope {slopes[name][0]:+.2f}", **LOOKS[name])
-        right.plot(carried.times, bias, label=f"{label}: slope {slopes[name][1]:+.2f}", **LOOKS[name])
+        left.plot(carried.times, size, label=f"{label}: slope {slopes[name][0]:+.2f}", **REGIMES[name])
+        right.plot(carried.times, bias, label=f"{label}: slope {slopes[name][1]:+.2f}", **REGIMES[name])
         told = {"t": carried.times, "mean_carry": size, "average_bias": bias}
         rows += rows_of({"radius": TILT + margin, "carry": "full", **told})
     lost = np.abs(TILT + plain.mean_position[:, 0] / plain.times)
     radius = TILT + MARGINS["above"]
-    right.plot(plain.times, lost, label=f"plain clipping, radius {radius:.1f}", **LOOKS["plain"])
+    right.plot(plain.times, lost, label=f"plain clipping, radius {radius:.1f}", **PLAIN)
     told = {"t": plain.times, "mean_carry": 0.0, "average_bias": lost}
     rows += rows_of({"radius": radius, "carry": "none", **told})
     rate = bounds.lundberg_rate(alpha=MARGINS["above"], noise=NOISE)

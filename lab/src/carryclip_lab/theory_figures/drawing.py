@@ -10,6 +10,12 @@ LINES: dict[str, dict[str, Any]] = {
     "sharp": {"color": "C2", "linestyle": ":", "linewidth": 2.2},
 }
 """By kind: told apart by dash and marker as well as by colour."""
+REGIMES: dict[str, dict[str, Any]] = {
+    "above": {"color": "black", "linestyle": "-", "marker": "o", "markersize": 3},
+    "at": {"color": "C0", "linestyle": "-.", "marker": "s", "markersize": 3},
+    "below": {"color": "C3", "linestyle": "--", "marker": "^", "markersize": 3},
+}
+"""By where the radius is: above the mean gradient, at it, below it."""
 
 
 def panels() -> tuple[Any, Any, Any]:

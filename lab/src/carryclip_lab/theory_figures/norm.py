@@ -8,7 +8,7 @@ from carryclip.theory import bounds
 from carryclip.theory.noise import Sphere, TwoPoint
 from carryclip.theory.problems import Linear
 from carryclip.theory.simulate import Above, Simulation, log_times
-from carryclip_lab.theory_figures.drawing import LINES, finish, panels
+from carryclip_lab.theory_figures.drawing import LINES, REGIMES, finish, panels
 from carryclip_lab.theory_figures.study import Result, Scale, Study, Tick, rows_of, simulations, slope
 
 DIMENSIONS = {1: 1.0, 10: 1.0, 100: 0.2, 1000: 0.04}
@@ -16,11 +16,6 @@ DIMENSIONS = {1: 1.0, 10: 1.0, 100: 0.2, 1000: 0.04}
 GROWTH = {"margin +0.2": 0.2, "margin 0": 0.0, "margin −0.2": -0.2}
 MARKS = {1: "o", 10: "s", 100: "^", 1000: "D"}
 HOLLOW: dict[str, Any] = {"color": "black", "linestyle": "none", "markersize": 5, "fillstyle": "none"}
-GROWTH_LOOKS: list[dict[str, Any]] = [
-    {"color": "black", "linestyle": "-", "marker": "o", "markersize": 3},
-    {"color": "C0", "linestyle": "-.", "marker": "s", "markersize": 3},
-    {"color": "C3", "linestyle": "--", "marker": "^", "markersize": 3},
-]
 
 
 def _margins(scale: Scale) -> np.ndarray:
@@ -64,10 +59,10 @@ def present(scale: Scale, seen: list[Simulation]) -> Result:
     finish(left, xlabel="margin α (noise of length 1)", title="No dimension enters", **logarithmic)
     late = seen[-1]
     slopes = {}
-    for place, (name, margin) in enumerate(GROWTH.items()):
+    for place, ((name, margin), look) in enumerate(zip(GROWTH.items(), REGIMES.values(), strict=True)):
         mean = late.carry[:, place].mean(-1)
         slopes[name] = slope(late.times, mean, scale.steps / 30)
-        right.plot(late.times, mean, label=f"{name}: slope {slopes[name]:+.2f}", **GROWTH_LOOKS[place])
+        right.plot(late.times, mean, label=f"{name}: slope {slopes[name]:+.2f}", **look)
         told = {"margin": margin, "t": late.times, "mean_carry": mean}
         rows += rows_of({"panel": "growth", "dimension": 100, **told})
     finish(right, xlabel="step t", title="d = 100: what the margin decides", **logarithmic)

@@ -7,7 +7,6 @@ every step.
 """
 
 from collections.abc import Callable
-from itertools import accumulate, count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -178,6 +177,26 @@ class Plan(NamedTuple):
         return _places(self.kept) == self.memory
 
 
+class Turn(NamedTuple):
+    """One step, as far as it is known before anything is measured."""
+
+    layout: Layout
+    gradients: Gradients
+    """By number of the parameter; what is here of those that are spread over ranks."""
+    sizes: Sizes
+    plan: Plan
+    bundles: list[Bundle]
+    arrays: list[list[Tensor]]
+    """The gradients of each bundle's pieces."""
+    step: int
+    host: bool
+    inspect: bool
+    device: torch.device
+    """Where the scalars are."""
+    small: int
+    """Tensors with fewer entries are taken together."""
+
+
 class Planner:
     """Finds or makes the plan of a step."""
 
@@ -239,11 +258,6 @@ class Planner:
         if not plan.opened:
             return plan, plan.bundles
         return plan, plan.bundles + [self._opened(home, layout, leaf, gradients, sizes, scale) for leaf in plan.opened]
-
-    def open_to_read(self, home: OwnHome | OptimizerHome, layout: Layout, leaf: Leaf, gradient: Tensor) -> Opened:
-        """A gradient as plain arrays, with copies of what it lacks: nothing is made or written."""
-        entries = dict(home.peek(leaf.param))
-        return open_up(leaf, gradient, layout.rules[leaf.rule], entries, self.storage, write=False, scale=None)
 
     def _compiles(self, layout: Layout, gradients: Gradients) -> bool:
         """Whether large tensors go through compiled functions."""
@@ -391,7 +405,7 @@ def _places(kept: list[tuple[Tensor, str, Tensor]]) -> list[int]:
 
 def _known(layout: Layout, gradients: Gradients) -> tuple[list[float], list[bool]]:
     """(rounding, held) of each run of scopes; see ``Plan``."""
-    runs = dict(zip(accumulate([run.length for run in layout.scopes[:-1]], initial=0), count(), strict=False))
+    runs = {place.start: k for k, (_, place) in enumerate(layout.runs)}
     rounding, held = [0.0] * len(layout.scopes), [False] * len(layout.scopes)
     for leaf, gradient in zip(layout.leaves, gradients, strict=True):
         if gradient is None or leaf.scope == NO_SCOPE:

@@ -31,7 +31,7 @@ from carryclip.scopes import (
     totals,
 )
 from carryclip.torch._agree import Aftermath, Agreement, Seen
-from carryclip.torch._bundles import Bundle, Plan, Planner, Sizes, Tuning
+from carryclip.torch._bundles import Bundle, Planner, Sizes, Tuning, Turn
 from carryclip.torch._compiled import CompileMode
 from carryclip.torch._kernels import Call, Told
 from carryclip.torch._layout import Gradients, Layout, Leaf
@@ -63,26 +63,6 @@ class Report(NamedTuple):
     measured: Measured | None
 
 
-class Turn(NamedTuple):
-    """One step, as far as it is known before anything is measured."""
-
-    layout: Layout
-    gradients: Gradients
-    """By number of the parameter; what is here of those that are spread over ranks."""
-    sizes: Sizes
-    plan: Plan
-    bundles: list[Bundle]
-    arrays: list[list[Tensor]]
-    """The gradients of each bundle's pieces."""
-    step: int
-    host: bool
-    inspect: bool
-    device: torch.device
-    """Where the scalars are."""
-    small: int
-    """Tensors with fewer entries are taken together."""
-
-
 class Stepper:
     """Runs the algorithm over a layout, with buffers from a home and scalars from a ledger."""
 
@@ -102,7 +82,7 @@ class Stepper:
         self.write = write
         tuning = Tuning()
         self.planner = Planner(Kernels(tuning), tuning, storage, write=write, compile=compile)
-        self.agreement = Agreement()
+        self.agreement = Agreement(storage)
         self._skipping = True
         """Whether the last step may have been skipped."""
         self._clear: dict[Any, list[tuple[Leaf, Tensor, int]]] = {}
@@ -140,9 +120,7 @@ class Stepper:
         seen = self._measure(turn)
         found = _totals(turn, seen, self._by_run(turn)[1]) if layout.scopes else None
         talks = self.metrics_every > 0 or layout.rejects or found is not None
-        open_up = partial(self.planner.open_to_read, self.home, layout)
-        how = {"step": turn.step, "host": turn.host, "device": turn.device, "talks": talks}
-        skip, found = self.agreement.skip(layout, gradients, seen, found, found_inf, open_up, **how)
+        skip, found = self.agreement.skip(turn, seen, found, found_inf, talks=talks)
         ledger.steps += 1
         if turn.host and skip is not None and bool(skip):
             self._leave_out(turn)
@@ -242,12 +220,12 @@ class Stepper:
         """Write all bundles."""
         told: list[Told] = []
         inside: dict[Any, list[Bundle]] = {}
-        call = Call(turn.step, (), None, skip, self.write, self.metrics_every > 0, turn.inspect)
+        call = Call(turn.step, None, skip, self.write, self.metrics_every > 0, turn.inspect)
         for bundle, own in zip(turn.bundles, turn.arrays, strict=True):
             if not own:
                 told.append(Told())
                 continue
-            mine = call._replace(sizes=turn.sizes[bundle.number])
+            mine = call
             if bundle.scope != NO_SCOPE and scaling is not None:
                 if bundle.rule.region.joint:
                     # NaN, under "propagate", is above nothing and yet leaves nothing as it was.
@@ -259,7 +237,7 @@ class Stepper:
                     # The paper's rule has paid all by now; one that mixes has nothing to pay if there was nothing.
                     if within and self._pays_all(bundle, found):
                         inside.setdefault(bundle.vector, []).append(bundle)
-                mine = mine._replace(scaling=_own(scaling, bundle, own[0].device))
+                mine = call._replace(scaling=_own(scaling, bundle, own[0].device))
             told.append(bundle.kernel.apply(bundle, own, mine))
             if self.write:
                 bundle.give_back(turn.gradients, own)

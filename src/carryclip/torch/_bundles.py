@@ -6,7 +6,6 @@ stretches, small ones end to end. Whatever looks unusual (sparse, complex, expan
 every step.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,12 +20,11 @@ from carryclip.scopes import NO_SCOPE, Place
 from carryclip.torch import _compiled
 from carryclip.torch._compiled import CompileMode
 from carryclip.torch._layout import Gradients, Layout, Leaf
-from carryclip.torch._pack import Opened, Packer, Piece, Source, open_up, piece_of, sizes_of
+from carryclip.torch._pack import Member, Packer, Piece, Source, open_up, piece_of, sizes_of
 from carryclip.torch._state import KEYS, OptimizerHome, OwnHome, Storage, wide
 
 Sizes = list[tuple[Any, ...]]
 """The numbers of each rule's region at a step."""
-Member = tuple[Leaf, Tensor]
 UNUSUAL = "unusual"
 SMALL_ROWS = "small rows"
 """Stands for the scope where the rows of many small tensors make up one bundle."""
@@ -48,6 +46,25 @@ class Tuning:
         """The only kernel to use; None for the first that suits."""
         self.host: bool | None = None
         """False: treat all tensors as if reading a value meant to wait."""
+
+
+class Case(NamedTuple):
+    """Gradients of one rule, scope and type that look for a kernel."""
+
+    rule: Rule
+    sizes: tuple[Any, ...]
+    narrow: torch.dtype
+    """Their type."""
+    device: torch.device
+    host: bool
+    """Values can be read without waiting."""
+    write: bool
+    rounds: bool
+    """Some buffers are stored in fewer bits."""
+    large: bool
+    """They are worth a compiled function, and one is asked for."""
+    inspect: bool
+    """It is for a step that is measured; only said of large ones."""
 
 
 class Bundle:
@@ -96,11 +113,6 @@ class Bundle:
         self.place = np.concatenate([np.arange(rows.start, rows.stop) for rows in own] or [np.arange(0)])
         self.axis = 0
         self.vector = tuple(leaf.number for leaf in self.leaves)
-
-    def add_whole(self, opened: Opened) -> None:
-        """Add a tensor in its own shape."""
-        self.sources.append(Source([opened.leaf.number], None, whole=True))
-        self.pieces.append(Piece([opened.leaf], opened.stored, None, 0))
 
     def arrays(self, gradients: Gradients) -> list[Tensor]:
         """The gradients of its pieces; several small ones are copied into memory of the bundle's."""
@@ -263,10 +275,8 @@ class Planner:
         """Whether large tensors go through compiled functions."""
         if self.tuning.way not in (None, "compiled"):
             return False
-        pairs = [
-            (leaf, gradient) for leaf, gradient in zip(layout.leaves, gradients, strict=True) if gradient is not None
-        ]
-        counts = [gradient.numel() for leaf, gradient in pairs if self._is_worth(layout, leaf, gradient)]
+        pairs = zip(layout.leaves, gradients, strict=True)
+        counts = [x.numel() for leaf, x in pairs if x is not None and self._is_worth(layout, leaf, x)]
         return _compiled.wanted(self.compile, sum(counts))
 
     def _is_worth(self, layout: Layout, leaf: Leaf, gradient: Tensor) -> bool:
@@ -293,7 +303,7 @@ class Planner:
                 scope = SMALL_ROWS
             key = leaf.rule, scope, leaf.counted, gradient.dtype, gradient.device, large
             groups.setdefault(key, []).append((leaf, gradient))
-        packer = Packer(home.entries, self.storage, self.tuning.small, self._room(), host=host)
+        packer = Packer(home.entries, self.storage, self.tuning.small, self._memory, host)
         if not host:
             # Few launches matter more than a copy: only what is large beside the whole stays by itself.
             total = sum(gradient.numel() for gradient in gradients if gradient is not None)
@@ -302,12 +312,10 @@ class Planner:
         for (number, scope, _, dtype, device, large), members in groups.items():
             rule = layout.rules[number]
             rounds = self.storage.rounds(rule)
-            case = self.kernels.case(
-                rule, sizes[number], dtype, device, host, self.write, rounds, large, large and measures
-            )
+            case = Case(rule, sizes[number], dtype, device, host, self.write, rounds, large, large and measures)
             bundle = Bundle(rule, members[0][0], dtype, self.kernels.choose(case))
             bundle.rounds = rounds
-            opened += self._fill(packer, bundle, members, bundle.kernel.stretch(case, self.tuning))
+            opened += packer.fill(bundle, members, cut=bundle.kernel.stretch(case, self.tuning))
             if scope is SMALL_ROWS:
                 bundle.gather()
             bundles += [bundle] if bundle.pieces else []
@@ -328,34 +336,6 @@ class Planner:
         if gradient.numel() >= self.tuning.small or leaf.sharded or self.storage.rounds(layout.rules[leaf.rule]):
             return False
         return leaf.axis in (None, 0) and gradient.is_contiguous()
-
-    def _room(self) -> Callable[[torch.dtype, int], Tensor]:
-        """Gives memory for the gradients of one plan, one after the other; plans share it, as one works at a time."""
-        used: dict[torch.dtype, int] = {}
-
-        def room(dtype: torch.dtype, count: int) -> Tensor:
-            start = used.get(dtype, 0)
-            used[dtype] = start + count
-            memory = self._memory.get(dtype)
-            if memory is None or memory.numel() < start + count:
-                with torch.inference_mode(False):  # or it could not be written to outside of that
-                    memory = self._memory[dtype] = torch.empty(start + count, dtype=dtype)
-            return memory[start : start + count]
-
-        return room
-
-    def _fill(self, packer: Packer, bundle: Bundle, members: list[Member], stretch: int) -> list[Leaf]:
-        """Put gradients into a bundle; returned are the parameters whose gradients lie oddly in memory."""
-        if bundle.kernel.whole:
-            for leaf, gradient in members:
-                entries = packer.entries(leaf.param)
-                bundle.add_whole(open_up(leaf, gradient, bundle.rule, entries, self.storage, write=True, scale=None))
-            return []
-        if bundle.rule.region.split and len(members) > 1:
-            return [leaf for leaf, _ in packer.add_small_rows(bundle, members, cut=stretch)]
-        if bundle.rule.region.split:
-            return [leaf for leaf, gradient in members if not packer.add_rows(bundle, leaf, gradient, cut=stretch)]
-        return [leaf for leaf, _ in packer.add(bundle, members, cut=stretch)]
 
     def _opened(
         self, home: Any, layout: Layout, leaf: Leaf, gradients: Gradients, sizes: Sizes, scale: Tensor | None

@@ -25,7 +25,7 @@ from carryclip.policy import Scaling, Sums
 from carryclip.precision import truncate
 from carryclip.regions import Component
 from carryclip.torch import _compiled
-from carryclip.torch._bundles import Bundle, Tuning
+from carryclip.torch._bundles import Bundle, Case, Tuning
 from carryclip.torch._compiled import NotCompiledError
 from carryclip.torch._namespace import xp
 from carryclip.torch._pack import Piece
@@ -54,25 +54,6 @@ class Call(NamedTuple):
     """False: leave the gradients as they are."""
     tally: bool
     inspect: bool
-
-
-class Case(NamedTuple):
-    """Gradients of one rule, scope and type that look for a kernel."""
-
-    rule: Rule
-    sizes: tuple[Any, ...]
-    narrow: torch.dtype
-    """Their type."""
-    device: torch.device
-    host: bool
-    """Values can be read without waiting."""
-    write: bool
-    rounds: bool
-    """Some buffers are stored in fewer bits."""
-    large: bool
-    """They are worth a compiled function, and one is asked for."""
-    inspect: bool
-    """It is for a step that is measured; only said of large ones."""
 
 
 class Kernel(Protocol):
@@ -109,7 +90,6 @@ class Pure:
     whole = False
 
     def suits(self, case: Case) -> bool:
-        """Always."""
         return True
 
     def stretch(self, case: Case, tuning: Tuning) -> int:
@@ -120,12 +100,10 @@ class Pure:
         return max(2 * tuning.chunk // max(arrays, 2), 1)
 
     def measure(self, bundle: Bundle, arrays: list[Tensor], *, clear: bool, inspect: bool) -> Sums:
-        """The sums of all pieces together; ``clear`` says that the carry is 0."""
         pairs = zip(bundle.pieces, arrays, strict=True)
         return _added([self.measure_one(bundle, piece, array, clear) for piece, array in pairs])
 
     def measure_one(self, bundle: Bundle, piece: Piece, array: Tensor, clear: bool) -> Sums:
-        """The sums of one piece."""
         rule = bundle.rule
         clock = None
         if rule.has_scope and not rule.region.joint:
@@ -134,7 +112,6 @@ class Pure:
         return measure(self.space(bundle), rule, *given, sizes=piece.sizes or bundle.sizes, clock=clock)
 
     def apply(self, bundle: Bundle, arrays: list[Tensor], call: Call) -> Told:
-        """Write updates and buffers."""
         clocks: dict[int, Age] = {}
         told = []
         for piece, array in zip(bundle.pieces, arrays, strict=True):
@@ -146,7 +123,6 @@ class Pure:
         return _told(told)
 
     def apply_one(self, bundle: Bundle, piece: Piece, array: Tensor, call: Call, clock: Age) -> Told:
-        """Write one piece."""
         skip = None if call.skip is None else call.skip.to(array.device, non_blocking=True)
         given = array, piece.buffers, piece.sizes or bundle.sizes, call.scaling, skip, bundle.dtype
         how = {"clock": clock, "seed": _seed(bundle, piece, call.step), "tally": call.tally, "inspect": call.inspect}
@@ -171,7 +147,6 @@ class Compiled(Pure):
     """The pure functions through ``torch.compile``; without a compiler that works, as they are."""
 
     def suits(self, case: Case) -> bool:
-        """For what is large."""
         return case.large
 
     def stretch(self, case: Case, tuning: Tuning) -> int:
@@ -179,7 +154,6 @@ class Compiled(Pure):
         return tuning.chunk // 2 if case.host and case.inspect and not case.rule.region.joint else 0
 
     def measure_one(self, bundle: Bundle, piece: Piece, array: Tensor, clear: bool) -> Sums:
-        """The sums of one piece."""
         rule = bundle.rule
         if not rule.has_scope or bundle.unit != 1.0:
             return super().measure_one(bundle, piece, array, clear)
@@ -191,7 +165,6 @@ class Compiled(Pure):
             return super().measure_one(bundle, piece, array, clear)
 
     def apply_one(self, bundle: Bundle, piece: Piece, array: Tensor, call: Call, clock: Age) -> Told:
-        """Write one piece."""
         skip = None if call.skip is None else call.skip.to(array.device, non_blocking=True)
         given = array, piece.buffers, piece.sizes or bundle.sizes, call.scaling, skip, bundle.dtype
         how = {"clock": clock, "tally": call.tally, "inspect": call.inspect, "write": call.write}
@@ -210,7 +183,6 @@ class Recorded(Pure):
         """Memory that programs leave to the next ones."""
 
     def suits(self, case: Case) -> bool:
-        """On the host."""
         return case.host
 
     def forget(self) -> None:
@@ -218,7 +190,6 @@ class Recorded(Pure):
         self._programs.clear()
 
     def measure(self, bundle: Bundle, arrays: list[Tensor], *, clear: bool, inspect: bool) -> Sums:
-        """The sums of all pieces together, as numbers."""
         rule = bundle.rule
         if not rule.has_scope:
             bundle.tame, bad = _looked_at(arrays, bundle.dtype) if rule.can_reject else (False, None)
@@ -276,7 +247,6 @@ class Recorded(Pure):
         return dict(zip(names, program.run(array, *stored, *times, *self.room(program, array)), strict=True))
 
     def apply(self, bundle: Bundle, arrays: list[Tensor], call: Call) -> Told:
-        """Write updates and buffers."""
         averages, clocks, told = "count" in bundle.rule.buffers, {}, []
         clock: Age | None = NO_AGE
         for piece, array in zip(bundle.pieces, arrays, strict=True):
@@ -474,7 +444,6 @@ class Listed:
         return simple and plain and exact and case.write and rule.nonfinite in ("skip", "propagate")
 
     def stretch(self, case: Case, tuning: Tuning) -> int:
-        """Whole tensors."""
         return 0
 
     def measure(self, bundle: Bundle, arrays: list[Tensor], *, clear: bool, inspect: bool) -> Sums:
@@ -505,7 +474,6 @@ class Listed:
         return Sums(~torch.isfinite(squares), squares.sum(), carry_sq, dot, grad_sq=grad_sq)
 
     def apply(self, bundle: Bundle, arrays: list[Tensor], call: Call) -> Told:
-        """Write updates and buffers."""
         carries = [piece.buffers.carry for piece in bundle.pieces] if bundle.rule.policy.carries else []
         keep = None if call.skip is None else (~call.skip).to(arrays[0].device, bundle.dtype, non_blocking=True)
         if call.inspect:

@@ -23,7 +23,7 @@ from carryclip.torch._layout import Layout
 from carryclip.torch._namespace import constant, xp
 from carryclip.torch._pack import open_up, piece_of
 from carryclip.torch._shards import Spread, local
-from carryclip.torch._state import Storage, wide, widest
+from carryclip.torch._state import Home, Storage, wide, widest
 
 Seen = list[tuple[Bundle, Sums]]
 """The bundles of a step and what was measured of each."""
@@ -53,7 +53,8 @@ _ANSWERS = (torch.tensor(False, device="cpu"), torch.tensor(True, device="cpu"))
 class Agreement:
     """Decides whether steps count, and remembers which parameters were not finite."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, home: Home, storage: Storage) -> None:
+        self.home = home
         self.storage = storage
         self.bad_steps: Tensor | None = None
         """How often each clipped parameter was not finite."""
@@ -122,7 +123,7 @@ class Agreement:
         for leaf in leaves.values():
             gradient, rule = turn.gradients[leaf.number], turn.layout.rules[leaf.rule]
             assert gradient is not None
-            entries = dict(turn.plan.home.peek(leaf.param))
+            entries = dict(self.home.peek(leaf.param))
             opened = open_up(leaf, gradient, rule, entries, self.storage, write=False, scale=None)
             gradient, buffers = opened.gradient, piece_of(opened, None).buffers
             if rule.region.joint:

@@ -21,10 +21,11 @@ from carryclip.torch import _compiled
 from carryclip.torch._compiled import CompileMode
 from carryclip.torch._layout import Gradients, Layout, Leaf
 from carryclip.torch._pack import Member, Packer, Piece, Source, open_up, piece_of, sizes_of
-from carryclip.torch._state import KEYS, OptimizerHome, OwnHome, Storage, wide
+from carryclip.torch._state import KEYS, Home, Ledger, OptimizerHome, Storage, wide
 
 Sizes = list[tuple[Any, ...]]
 """The numbers of each rule's region at a step."""
+ORDINARY = {Tensor, torch.nn.Parameter, type(None)}
 UNUSUAL = "unusual"
 SMALL_ROWS = "small rows"
 """Stands for the scope where the rows of many small tensors make up one bundle."""
@@ -158,8 +159,6 @@ class Bundle:
 class Plan(NamedTuple):
     """The bundles of gradients that look alike."""
 
-    layout: Layout
-    home: Any
     look: tuple[Any, ...]
     bundles: list[Bundle]
     opened: list[Leaf]
@@ -172,21 +171,6 @@ class Plan(NamedTuple):
     """How far, relative to its size, rounding to the narrowest gradient's type may move each run's updates."""
     held: list[bool]
     """Whether each run of scopes has a gradient."""
-
-    def holds(self) -> bool:
-        """Whether the state still has these buffers, and not others that were put in their place."""
-        home = self.home
-        if isinstance(home, OptimizerHome):
-            optimizer = home.optimizers[0]()
-            if home.waiting or len(home.optimizers) > 1 or optimizer is None:
-                same = [home.peek(param).get(key) is buffer for param, key, buffer in self.kept]
-                return all(same) and _places(self.kept) == self.memory
-            state: Any = optimizer.state
-        else:
-            state = home.state
-        if not all([param in state and state[param].get(key) is buffer for param, key, buffer in self.kept]):
-            return False
-        return _places(self.kept) == self.memory
 
 
 class Turn(NamedTuple):
@@ -212,64 +196,81 @@ class Turn(NamedTuple):
 class Planner:
     """Finds or makes the plan of a step."""
 
-    def __init__(self, kernels: Any, tuning: Tuning, storage: Storage, *, write: bool, compile: CompileMode) -> None:
+    def __init__(self, home: Home, kernels: Any, storage: Storage, *, write: bool, compile: CompileMode) -> None:
+        self.home = home
         self.kernels = kernels
-        self.tuning = tuning
+        self.tuning: Tuning = kernels.tuning
         self.storage = storage
         self.write = write
         self.compile: CompileMode = compile
         self._plans: list[Plan] = []
         self._memory: dict[torch.dtype, Tensor] = {}
         """In which small gradients lie end to end during a step."""
-        self._constant: tuple[Layout, Sizes] | None = None
-        """The layout whose regions have only constants, and these."""
+        self._constant: Sizes | None = None
+        """The regions' numbers, if all are constants."""
         self.shut: list[Rule] = []
         """Rules whose schedule has come to a radius of 0."""
 
     def forget(self) -> None:
-        """Buffers come from elsewhere from now on, or rules are others."""
+        """Buffers come from elsewhere from now on, or the layout is another."""
         self._plans.clear()
         self._memory.clear()
         self._constant = None
         self.shut = []
         self.kernels.recorded.forget()
 
-    def sizes(self, layout: Layout, step: int, *, host: bool) -> Sizes:
+    def _sizes(self, layout: Layout, step: int, *, host: bool) -> Sizes:
         """The numbers of each region at this step; constants are asked for once."""
-        if self._constant is not None and self._constant[0] is layout:
-            return self._constant[1]
+        if self._constant is not None:
+            return self._constant
         sizes = [tuple([_simple(size, host) for size in rule.region.sizes(step)]) for rule in layout.rules]
         plain = all([isinstance(size, float) for own in sizes for size in own])
         scheduled = any([rule.region.scheduled for rule in layout.rules])
-        self._constant = (layout, sizes) if plain and not scheduled else None
+        self._constant = sizes if plain and not scheduled else None
         self.shut = [rule for rule, own in zip(layout.rules, sizes, strict=True) if rule.region.is_shut(own)]
         return sizes
 
-    def find(
-        self,
-        home: OwnHome | OptimizerHome,
-        layout: Layout,
-        gradients: Gradients,
-        sizes: Sizes,
-        scale: Tensor | None,
-        *,
-        host: bool,
-        inspect: bool,
-    ) -> tuple[Plan, list[Bundle]]:
-        """The plan, and its bundles together with those of unusual gradients, as they are now."""
+    def turn(
+        self, layout: Layout, gradients: Gradients, scale: Tensor | None, ledger: Ledger, *, inspect: bool
+    ) -> Turn:
+        """Bundle the gradients of a step; plans are those of one layout, until they are forgotten."""
+        step, host = ledger.steps, self._on_host(gradients, ledger)
+        sizes = self._sizes(layout, step, host=host)
         alike = [scale is None and all([isinstance(size, float) for size in own]) for own in sizes]
         compiled = bool(self.compile) and self._compiles(layout, gradients)
         look = (host, compiled, compiled and inspect, alike, _looks(gradients))
         plan = None
         for known in self._plans:
-            if known.look == look and known.layout is layout and known.home is home:
-                plan = known if known.holds() else None
+            if known.look == look:
+                plan = known if self._holds(known) else None
                 break
         if plan is None:
-            plan = self._made(home, layout, gradients, sizes, look)
-        if not plan.opened:
-            return plan, plan.bundles
-        return plan, plan.bundles + [self._opened(home, layout, leaf, gradients, sizes, scale) for leaf in plan.opened]
+            plan = self._made(layout, gradients, sizes, look)
+        bundles = plan.bundles
+        if plan.opened:
+            bundles = bundles + [self._opened(layout, leaf, gradients, sizes, scale) for leaf in plan.opened]
+        arrays = [bundle.arrays(gradients) for bundle in bundles]
+        device, small = ledger.skipped.device, self.tuning.small
+        return Turn(layout, gradients, sizes, plan, bundles, arrays, step, host, inspect, device, small)
+
+    def _on_host(self, gradients: Gradients, ledger: Ledger) -> bool:
+        """Whether values can be read without waiting: ordinary tensors in the host's memory, and no tracing."""
+        if self.tuning.host is not None:
+            return self.tuning.host
+        ordinary = set(map(type, gradients)) <= ORDINARY and type(ledger.skipped) is Tensor
+        on_cpu = all([gradient is None or gradient.is_cpu for gradient in gradients]) and ledger.skipped.is_cpu
+        return ordinary and on_cpu and not torch.compiler.is_compiling()
+
+    def _holds(self, plan: Plan) -> bool:
+        """Whether the state still has the plan's buffers, and not others that were put in their place."""
+        home = self.home
+        optimizer: Any = home.optimizers[0]() if isinstance(home, OptimizerHome) else home
+        if isinstance(home, OptimizerHome) and (home.waiting or len(home.optimizers) > 1 or optimizer is None):
+            same = [home.peek(param).get(key) is buffer for param, key, buffer in plan.kept]
+        else:  # the same with fewer calls
+            state = optimizer.state
+            same = [param in state and state[param].get(key) is buffer for param, key, buffer in plan.kept]
+        return all(same) and _places(plan.kept) == plan.memory
 
     def _compiles(self, layout: Layout, gradients: Gradients) -> bool:
         """Whether large tensors go through compiled functions."""
@@ -285,9 +286,7 @@ class Planner:
         few = rule.region.joint or (type(rule.region) is Component and isinstance(rule.carry, bool))
         return gradient.numel() >= (self.tuning.worth if few else self.tuning.small)
 
-    def _made(
-        self, home: OwnHome | OptimizerHome, layout: Layout, gradients: Gradients, sizes: Sizes, look: tuple[Any, ...]
-    ) -> Plan:
+    def _made(self, layout: Layout, gradients: Gradients, sizes: Sizes, look: tuple[Any, ...]) -> Plan:
         host, compiled, measures, alike, looks = look
         groups: dict[Any, list[Member]] = {}
         opened: list[Leaf] = []
@@ -303,7 +302,7 @@ class Planner:
                 scope = SMALL_ROWS
             key = leaf.rule, scope, leaf.counted, gradient.dtype, gradient.device, large
             groups.setdefault(key, []).append((leaf, gradient))
-        packer = Packer(home.entries, self.storage, self.tuning.small, self._memory, host)
+        packer = Packer(self.home.entries, self.storage, self.tuning.small, self._memory, host)
         if not host:
             # Few launches matter more than a copy: only what is large beside the whole stays by itself.
             total = sum(gradient.numel() for gradient in gradients if gradient is not None)
@@ -321,13 +320,13 @@ class Planner:
             bundles += [bundle] if bundle.pieces else []
         names = [(leaf.param, leaf.rule) for bundle in bundles for leaf in bundle.leaves]
         kept = [
-            (param, KEYS[name], home.peek(param)[KEYS[name]])
+            (param, KEYS[name], self.home.peek(param)[KEYS[name]])
             for param, rule in names
             for name in layout.rules[rule].buffers
         ]
-        plan = Plan(layout, home, look, bundles, opened, kept, _places(kept), *_known(layout, gradients))
-        # Gradients come and go in a few patterns at the most; LocalUClip has two homes by turns.
-        self._plans = [known for known in self._plans if known.look != look or known.home is not home][-7:]
+        plan = Plan(look, bundles, opened, kept, _places(kept), *_known(layout, gradients))
+        # Gradients come and go in a few patterns at the most.
+        self._plans = [known for known in self._plans if known.look != look][-7:]
         self._plans.append(plan)
         return plan
 
@@ -337,13 +336,11 @@ class Planner:
             return False
         return leaf.axis in (None, 0) and gradient.is_contiguous()
 
-    def _opened(
-        self, home: Any, layout: Layout, leaf: Leaf, gradients: Gradients, sizes: Sizes, scale: Tensor | None
-    ) -> Bundle:
+    def _opened(self, layout: Layout, leaf: Leaf, gradients: Gradients, sizes: Sizes, scale: Tensor | None) -> Bundle:
         """A bundle of one unusual gradient. If nothing of it is here there is no array, but its sample is counted."""
         rule, gradient = layout.rules[leaf.rule], gradients[leaf.number]
         assert gradient is not None
-        entries = home.entries(leaf.param)
+        entries = self.home.entries(leaf.param)
         opened = open_up(leaf, gradient, rule, entries, self.storage, write=self.write, scale=scale)
         bundle = Bundle(
             rule, leaf, opened.gradient.dtype, self.kernels.rows if rule.region.split else self.kernels.pure

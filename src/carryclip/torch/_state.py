@@ -166,7 +166,7 @@ class Storage(NamedTuple):
 AS_COMPUTED = Storage()
 
 
-def carry_of(home: OwnHome | OptimizerHome, param: Tensor, storage: Storage) -> Tensor:
+def carry_of(home: Home, param: Tensor, storage: Storage) -> Tensor:
     """The carry of a parameter; zeros before its first step."""
     found = home.peek(param).get(KEYS["carry"])
     if found is not None:
@@ -252,6 +252,11 @@ class Ledger:
             pairs += [(self.skipped, other.skipped), (self.streak, other.streak)]
         for mine, theirs in pairs:
             mine.copy_(theirs if unless is None else torch.where(unless, mine, theirs))
+
+    def count(self, skip: Tensor) -> None:
+        """Count a skipped step, if this is true."""
+        self.skipped += skip
+        self.streak.copy_(torch.where(skip, self.streak + 1, 0))
 
     def fit(self, layout: Layout, old: Layout | None = None) -> None:
         """Make room for the scopes of ``layout``, taking over those that ``old`` had already.

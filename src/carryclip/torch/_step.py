@@ -39,9 +39,7 @@ from carryclip.torch._namespace import RowsNamespace, constant, host_xp, xp
 from carryclip.torch._pack import open_up
 from carryclip.torch._rows import Kernels
 from carryclip.torch._shards import local
-from carryclip.torch._state import AS_COMPUTED, KEYS, Ledger, OptimizerHome, OwnHome, Storage, wide
-
-ORDINARY = {Tensor, torch.nn.Parameter, type(None)}
+from carryclip.torch._state import AS_COMPUTED, KEYS, Home, Ledger, Storage, wide
 
 
 class Measured(NamedTuple):
@@ -68,7 +66,7 @@ class Stepper:
 
     def __init__(
         self,
-        home: OwnHome | OptimizerHome,
+        home: Home,
         ledger: Ledger,
         metrics_every: int,
         *,
@@ -80,9 +78,8 @@ class Stepper:
         self.ledger = ledger
         self.metrics_every = metrics_every
         self.write = write
-        tuning = Tuning()
-        self.planner = Planner(Kernels(tuning), tuning, storage, write=write, compile=compile)
-        self.agreement = Agreement(storage)
+        self.planner = Planner(home, Kernels(Tuning()), storage, write=write, compile=compile)
+        self.agreement = Agreement(home, storage)
         self._skipping = True
         """Whether the last step may have been skipped."""
         self._clear: dict[Any, list[tuple[Leaf, Tensor, int]]] = {}
@@ -112,7 +109,7 @@ class Stepper:
         if gradients is None:
             gradients = [leaf.param.grad for leaf in layout.leaves] if spread is None else layout.gradients()
         # Everything that can fail for a reason of the user's comes before anything is written, or counted.
-        turn = self._turn(layout, gradients, grad_scale, inspect=inspect)
+        turn = self.planner.turn(layout, gradients, grad_scale, ledger, inspect=inspect)
         awaited = spread is not None and (spread.whole or any(gradient is not None for gradient in gradients))
         if not awaited and not any([bundle.pieces for bundle in turn.bundles]):
             ledger.steps += 1
@@ -156,25 +153,6 @@ class Stepper:
         self._clear.clear()
         self.planner.forget()
         self.agreement.move(old, new)
-
-    def _turn(self, layout: Layout, gradients: Gradients, scale: Tensor | None, *, inspect: bool) -> Turn:
-        """Bundle the gradients."""
-        step, host = self.ledger.steps, self._on_host(gradients)
-        sizes = self.planner.sizes(layout, step, host=host)
-        given = self.home, layout, gradients, sizes, scale
-        plan, bundles = self.planner.find(*given, host=host, inspect=inspect)
-        arrays = [bundle.arrays(gradients) for bundle in bundles]
-        device = self.ledger.skipped.device
-        small = self.planner.tuning.small
-        return Turn(layout, gradients, sizes, plan, bundles, arrays, step, host, inspect, device, small)
-
-    def _on_host(self, gradients: Gradients) -> bool:
-        """Whether values can be read without waiting: ordinary tensors in the host's memory, and no tracing."""
-        if self.planner.tuning.host is not None:
-            return self.planner.tuning.host
-        ordinary = set(map(type, gradients)) <= ORDINARY and type(self.ledger.skipped) is Tensor
-        on_cpu = all([gradient is None or gradient.is_cpu for gradient in gradients]) and self.ledger.skipped.is_cpu
-        return ordinary and on_cpu and not torch.compiler.is_compiling()
 
     # ------------------------------------------------------------------ measuring, deciding, applying
 
@@ -352,8 +330,7 @@ class Stepper:
         if skip is None:
             return
         if not host:
-            ledger.skipped += skip
-            ledger.streak.copy_(torch.where(skip, ledger.streak + 1, 0))
+            ledger.count(skip)
             return
         stop = bool(skip)
         if stop:

@@ -18,12 +18,12 @@ from carryclip.algorithm import measure
 from carryclip.diagnosis import Diagnosis
 from carryclip.policy import Sums
 from carryclip.scopes import Figures, Totals
-from carryclip.torch._bundles import Bundle
-from carryclip.torch._layout import Gradients, Layout, Leaf
+from carryclip.torch._bundles import Bundle, Turn
+from carryclip.torch._layout import Layout
 from carryclip.torch._namespace import constant, xp
-from carryclip.torch._pack import Opened, piece_of
+from carryclip.torch._pack import open_up, piece_of
 from carryclip.torch._shards import Spread, local
-from carryclip.torch._state import wide
+from carryclip.torch._state import Home, Storage, wide, widest
 
 Seen = list[tuple[Bundle, Sums]]
 """The bundles of a step and what was measured of each."""
@@ -53,7 +53,9 @@ _ANSWERS = (torch.tensor(False, device="cpu"), torch.tensor(True, device="cpu"))
 class Agreement:
     """Decides whether steps count, and remembers which parameters were not finite."""
 
-    def __init__(self) -> None:
+    def __init__(self, home: Home, storage: Storage) -> None:
+        self.home = home
+        self.storage = storage
         self.bad_steps: Tensor | None = None
         """How often each clipped parameter was not finite."""
         self.pending: Aftermath | None = None
@@ -77,75 +79,69 @@ class Agreement:
     # ------------------------------------------------------------------ deciding
 
     def skip(
-        self,
-        layout: Layout,
-        gradients: Gradients,
-        seen: Seen,
-        totals: Totals | None,
-        found_inf: Tensor | None,
-        open_up: "Open",
-        *,
-        step: int,
-        host: bool,
-        device: torch.device,
-        talks: bool,
+        self, turn: Turn, seen: Seen, totals: Totals | None, found_inf: Tensor | None, *, talks: bool
     ) -> tuple[Tensor | None, Totals | None]:
         """Whether this step must not count, as a boolean on the device (None if nothing can stop it); and the totals.
 
-        ``open_up`` is asked for gradients to look at again, if some are bad and nobody knows yet which.
-        Where parameters are spread over ranks, these meet here: they decide alike, and learn each other's sums.
+        Where parameters are spread over ranks and ``talks``, these meet here: they decide alike, and learn each other's
+        sums.
         """
+        layout, spread, device = turn.layout, turn.layout.spread, turn.device
         outside = None if found_inf is None else (local(found_inf).to(device, non_blocking=True) > 0).reshape(())
         judged = [(bundle, sums) for bundle, sums in seen if sums.bad is not None and bundle.rule.can_reject]
-        again = layout, gradients, judged, device, open_up
-        bad = self._bad(*again, host=host) if judged else None
-        spread = layout.spread
+        bad = self._bad(turn, judged) if judged else None
         if spread is not None and talks:
             if bad is None and layout.rejects:
-                bad = False if host else torch.zeros((), dtype=torch.bool, device=device)
+                bad = False if turn.host else torch.zeros((), dtype=torch.bool, device=device)
             if spread.whole and bad is not None:  # norms that only this rank knows
-                bad = _overflows(layout, totals, bad, host=host, only_own=True)
-            bad, outside, totals = self._meet(layout, spread, bad, outside, totals, device, host=host)
+                bad = _overflows(turn, totals, bad, only_own=True)
+            bad, outside, totals = self._meet(turn, spread, bad, outside, totals)
         if bad is None:
             return outside, totals
-        bad = _overflows(layout, totals, bad, host=host)
+        bad = _overflows(turn, totals, bad)
         if layout.rules[0].nonfinite == "raise":
             guilty = bad if outside is None else bad & ~outside
             if bool(guilty):
-                raise self._complaint(*again, step)
-        bad = _ANSWERS[bad] if host else bad
+                raise self._complaint(turn, judged)
+        bad = _ANSWERS[bad] if turn.host else bad
         return (bad if outside is None else bad | outside), totals
 
-    def _bad(
-        self, layout: Layout, gradients: Gradients, judged: Seen, device: torch.device, open_up: "Open", *, host: bool
-    ) -> Any:
+    def _bad(self, turn: Turn, judged: Seen) -> Any:
         """Whether a gradient here is bad, and a note of which."""
-        if host:
+        if turn.host:
             bad = any([bool(sums.bad) for _, sums in judged])
             if bad:
-                self._remember(layout, *_bad_leaves(layout, gradients, judged, device, open_up))
+                self._remember(turn.layout, *self._bad_leaves(turn, judged))
             return bad
-        numbers, flags = _flags(gradients, judged, device)
-        self._remember(layout, numbers, flags)
-        return torch.stack([sums.bad.any().to(device, non_blocking=True) for _, sums in judged]).any()
+        self._remember(turn.layout, *_flags(turn, judged))
+        return torch.stack([sums.bad.any().to(turn.device, non_blocking=True) for _, sums in judged]).any()
 
-    def _complaint(
-        self,
-        layout: Layout,
-        gradients: Gradients,
-        judged: Seen,
-        device: torch.device,
-        open_up: "Open",
-        step: int,
-    ) -> Exception:
-        numbers, flags = _bad_leaves(layout, gradients, judged, device, open_up)
-        names = [layout.leaves[n].name for n, flag in zip(numbers, flags.tolist(), strict=True) if flag]
+    def _bad_leaves(self, turn: Turn, judged: Seen) -> tuple[list[int], Tensor]:
+        """Numbers of the parameters, and whether each is bad, by a second look at each; nothing is made or written."""
+        leaves = {leaf.number: leaf for bundle, _ in judged for leaf in bundle.leaves}
+        flags = [torch.zeros((0,), dtype=torch.bool, device=turn.device)]
+        for leaf in leaves.values():
+            gradient, rule = turn.gradients[leaf.number], turn.layout.rules[leaf.rule]
+            assert gradient is not None
+            entries = dict(self.home.peek(leaf.param))
+            opened = open_up(leaf, gradient, rule, entries, self.storage, write=False, scale=None)
+            gradient, buffers = opened.gradient, piece_of(opened, None).buffers
+            if rule.region.joint:
+                bad = measure(xp, rule, gradient, buffers, wide(gradient.dtype)).bad
+            else:
+                bad = ~xp.allfinite(gradient)
+            flags.append(bad.to(turn.device).reshape(1))
+        return list(leaves), torch.cat(flags)
+
+    def _complaint(self, turn: Turn, judged: Seen) -> Exception:
+        numbers, flags = self._bad_leaves(turn, judged)
+        names = [turn.layout.leaves[n].name for n, flag in zip(numbers, flags.tolist(), strict=True) if flag]
         culprit = "; ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         unknown = "the whole vector (its norm overflows)"
-        if layout.spread is not None:
+        if turn.layout.spread is not None:
             unknown = "a parameter on another rank, or the whole vector (its norm overflows)"
         return NonFiniteGradientError(
-            f"Step {step}: the gradient of {culprit or unknown} is not finite. "
+            f"Step {turn.step}: the gradient of {culprit or unknown} is not finite. "
             "Carry, moments and parameters are unchanged. Skip the batch (optimizer.zero_grad()), or attach "
             'U-Clip with nonfinite="skip".'
         )
@@ -172,38 +168,25 @@ class Agreement:
     # ------------------------------------------------------------------ meeting the other ranks
 
     def _meet(
-        self,
-        layout: Layout,
-        spread: Spread,
-        bad: Any,
-        outside: Any,
-        totals: Totals | None,
-        device: torch.device,
-        *,
-        host: bool,
+        self, turn: Turn, spread: Spread, bad: Any, outside: Any, totals: Totals | None
     ) -> tuple[Any, Any, Totals | None]:
         """Add up over the ranks; everything stays on the device."""
         after, self.pending = self.pending, None
         if spread.size == 1:
             self._summed = after or self._summed
             return bad, outside, totals
-        vector = _Vector(device)
-        vector.put(0.0 if bad is None else bad)
-        vector.put(0.0 if outside is None else outside)
         # A norm of one whole tensor is the affair of the rank that has it.
-        shared = layout.shared
+        shared = turn.layout.shared
         columns = _columns(totals, shared) if totals is not None else []
-        for column in columns:
-            vector.put(column)
+        parts = [0.0 if bad is None else bad, 0.0 if outside is None else outside, *columns]
         if after is not None:
-            vector.put(0.0 if after.dropped_sq is None else after.dropped_sq)
+            parts.append(0.0 if after.dropped_sq is None else after.dropped_sq)
             if after.figures is not None:
-                for column in after.figures.sums[:-1]:
-                    vector.put(column[[*shared, -1]])
-                worst = [0.0] * spread.size
-                vector.put(worst)
-                vector.last()[spread.rank] = float(after.figures.sums.ratio[0]) if host else after.figures.sums.ratio[0]
-        read = vector.summed(spread.group)
+                *sums, ratio = after.figures.sums
+                worst = torch.zeros(spread.size, dtype=widest(turn.device), device=turn.device)
+                worst[spread.rank] = ratio[0]  # a place for each rank: the largest of them cannot be had by adding
+                parts += [*(column[[*shared, -1]] for column in sums), worst]
+        read = _added_up(parts, turn.device, spread.group)
         any_bad, any_outside = read(1).reshape(()) > 0, read(1).reshape(()) > 0
         if totals is not None:
             totals = _filled(totals, shared, [read(len(shared)) for _ in columns])
@@ -211,7 +194,7 @@ class Agreement:
             self._summed = self._after(after, shared, read, spread)
         known: Any = None
         if bad is not None:
-            known = bool(any_bad) if host else any_bad
+            known = bool(any_bad) if turn.host else any_bad
         return known, None if outside is None else any_outside, totals
 
     @staticmethod
@@ -227,45 +210,23 @@ class Agreement:
         return after._replace(dropped_sq=dropped_sq, figures=figures)
 
 
-Open = Callable[[Leaf, Tensor], Opened]
-"""Sees a parameter's gradient as plain arrays, to read only."""
-
-
-def _bad_leaves(
-    layout: Layout, gradients: Gradients, judged: Seen, device: torch.device, open_up: Open
-) -> tuple[list[int], Tensor]:
-    """Numbers of the parameters, and whether each is bad, by a second look at each."""
-    leaves = {leaf.number: leaf for bundle, _ in judged for leaf in bundle.leaves}
-    flags = [torch.zeros((0,), dtype=torch.bool, device=device)]
-    for leaf in leaves.values():
-        gradient = gradients[leaf.number]
-        assert gradient is not None
-        opened = open_up(leaf, gradient)
-        buffers, rule = piece_of(opened, None).buffers, layout.rules[leaf.rule]
-        if rule.region.joint:
-            bad = measure(xp, rule, opened.gradient, buffers, wide(opened.gradient.dtype)).bad
-        else:
-            bad = ~xp.allfinite(opened.gradient)
-        flags.append(bad.to(device).reshape(1))
-    return list(leaves), torch.cat(flags)
-
-
-def _flags(gradients: Gradients, judged: Seen, device: torch.device) -> tuple[list[int], Tensor]:
+def _flags(turn: Turn, judged: Seen) -> tuple[list[int], Tensor]:
     """Numbers of the parameters, and whether each is bad, without waiting for the device."""
     numbers, columns = [], []
     for bundle, sums in judged:
         leaves = [leaf for piece in bundle.pieces for leaf in piece.leaves]
         flags = sums.bad.reshape(-1)
         if flags.numel() < len(leaves):  # several tensors have one flag together; the norms tell which it is
-            own: list[Any] = [gradients[leaf.number] for leaf in leaves]
+            own: list[Any] = [turn.gradients[leaf.number] for leaf in leaves]
             flags = flags.any() & ~torch.isfinite(torch.stack(torch._foreach_norm(own, math.inf)))
         numbers += [leaf.number for leaf in leaves]
-        columns.append(flags.to(device, non_blocking=True))
+        columns.append(flags.to(turn.device, non_blocking=True))
     return numbers, torch.cat(columns)
 
 
-def _overflows(layout: Layout, totals: Totals | None, bad: Any, *, host: bool, only_own: bool = False) -> Any:
+def _overflows(turn: Turn, totals: Totals | None, bad: Any, *, only_own: bool = False) -> Any:
     """``bad``, or whether a norm is not finite."""
+    layout = turn.layout
     if totals is None or layout.joint is None or not layout.joint.can_reject:
         return bad
     squares = totals.sums.total_sq
@@ -273,7 +234,7 @@ def _overflows(layout: Layout, totals: Totals | None, bad: Any, *, host: bool, o
         squares = squares[layout.own]
     elif len(layout.norms) < layout.table.width:
         squares = squares[layout.norms]
-    if host:
+    if turn.host:
         return bad or not bool(np.isfinite(squares).all())
     return bad | ~torch.all(torch.isfinite(squares))
 
@@ -308,34 +269,20 @@ def _with(column: Any, places: list[int], values: Tensor) -> Any:
     return found
 
 
-class _Vector:
-    """Numbers and small arrays end to end, to be summed over the ranks and read in the same order."""
+def _added_up(parts: list[Any], device: torch.device, group: Any) -> Callable[[int], Tensor]:
+    """Numbers and small arrays end to end, summed over the ranks; returns a function that reads the next entries."""
+    kind, rows = widest(device), []
+    for part in parts:
+        arrays = isinstance(part, (Tensor, np.ndarray))
+        row = torch.as_tensor(part) if arrays else torch.tensor(part, dtype=kind, device=device)
+        rows.append(row.to(device, kind, non_blocking=True).reshape(-1))
+    vector = torch.cat(rows)
+    dist.all_reduce(vector, group=group)
+    at = 0
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._kind = torch.float64 if device.type in ("cpu", "cuda") else torch.float32
-        self._parts: list[Tensor] = []
+    def read(count: int) -> Tensor:
+        nonlocal at
+        at += count
+        return vector[at - count : at]
 
-    def put(self, value: Any) -> None:
-        """Add a number, a list of them or an array."""
-        if not isinstance(value, (Tensor, np.ndarray)):
-            value = torch.tensor(value, dtype=self._kind, device=self._device)
-        value = torch.as_tensor(value)
-        self._parts.append(value.to(self._device, self._kind, non_blocking=True).reshape(-1))
-
-    def last(self) -> Tensor:
-        """What was put last."""
-        return self._parts[-1]
-
-    def summed(self, group: Any) -> Callable[[int], Tensor]:
-        """Add up over the ranks; returns a function that reads the next numbers."""
-        vector = torch.cat(self._parts)
-        dist.all_reduce(vector, group=group)
-        at = 0
-
-        def read(count: int) -> Tensor:
-            nonlocal at
-            at += count
-            return vector[at - count : at]
-
-        return read
+    return read

@@ -266,7 +266,6 @@ class Passes(Source):
         """The gradients as the last pass has left them, and how often each was written."""
 
     def on_arrival(self, number: int, gradient: Tensor, now: int) -> None:
-        """A parameter's gradient is about to be added."""
         if gradient.is_sparse:
             raise TypeError(_SPARSE)
         if now < self._pass:

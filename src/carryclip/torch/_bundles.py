@@ -6,8 +6,6 @@ stretches, small ones end to end. Whatever looks unusual (sparse, complex, expan
 every step.
 """
 
-from collections.abc import Callable
-from itertools import accumulate, count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,12 +20,12 @@ from carryclip.scopes import NO_SCOPE, Place
 from carryclip.torch import _compiled
 from carryclip.torch._compiled import CompileMode
 from carryclip.torch._layout import Gradients, Layout, Leaf
-from carryclip.torch._pack import Opened, Packer, Piece, Source, open_up, piece_of, sizes_of
-from carryclip.torch._state import KEYS, OptimizerHome, OwnHome, Storage, wide
+from carryclip.torch._pack import Member, Packer, Piece, Source, open_up, piece_of, sizes_of
+from carryclip.torch._state import KEYS, Home, Ledger, OptimizerHome, Storage, wide
 
 Sizes = list[tuple[Any, ...]]
 """The numbers of each rule's region at a step."""
-Member = tuple[Leaf, Tensor]
+ORDINARY = {Tensor, torch.nn.Parameter, type(None)}
 UNUSUAL = "unusual"
 SMALL_ROWS = "small rows"
 """Stands for the scope where the rows of many small tensors make up one bundle."""
@@ -49,6 +47,25 @@ class Tuning:
         """The only kernel to use; None for the first that suits."""
         self.host: bool | None = None
         """False: treat all tensors as if reading a value meant to wait."""
+
+
+class Case(NamedTuple):
+    """Gradients of one rule, scope and type that look for a kernel."""
+
+    rule: Rule
+    sizes: tuple[Any, ...]
+    narrow: torch.dtype
+    """Their type."""
+    device: torch.device
+    host: bool
+    """Values can be read without waiting."""
+    write: bool
+    rounds: bool
+    """Some buffers are stored in fewer bits."""
+    large: bool
+    """They are worth a compiled function, and one is asked for."""
+    inspect: bool
+    """It is for a step that is measured; only said of large ones."""
 
 
 class Bundle:
@@ -98,11 +115,6 @@ class Bundle:
         self.axis = 0
         self.vector = tuple(leaf.number for leaf in self.leaves)
 
-    def add_whole(self, opened: Opened) -> None:
-        """Add a tensor in its own shape."""
-        self.sources.append(Source([opened.leaf.number], None, whole=True))
-        self.pieces.append(Piece([opened.leaf], opened.stored, None, 0))
-
     def arrays(self, gradients: Gradients) -> list[Tensor]:
         """The gradients of its pieces; several small ones are copied into memory of the bundle's."""
         if not self.sources:
@@ -147,8 +159,6 @@ class Bundle:
 class Plan(NamedTuple):
     """The bundles of gradients that look alike."""
 
-    layout: Layout
-    home: Any
     look: tuple[Any, ...]
     bundles: list[Bundle]
     opened: list[Leaf]
@@ -162,97 +172,112 @@ class Plan(NamedTuple):
     held: list[bool]
     """Whether each run of scopes has a gradient."""
 
-    def holds(self) -> bool:
-        """Whether the state still has these buffers, and not others that were put in their place."""
-        home = self.home
-        if isinstance(home, OptimizerHome):
-            optimizer = home.optimizers[0]()
-            if home.waiting or len(home.optimizers) > 1 or optimizer is None:
-                same = [home.peek(param).get(key) is buffer for param, key, buffer in self.kept]
-                return all(same) and _places(self.kept) == self.memory
-            state: Any = optimizer.state
-        else:
-            state = home.state
-        if not all([param in state and state[param].get(key) is buffer for param, key, buffer in self.kept]):
-            return False
-        return _places(self.kept) == self.memory
+
+class Turn(NamedTuple):
+    """One step, as far as it is known before anything is measured."""
+
+    layout: Layout
+    gradients: Gradients
+    """By number of the parameter; what is here of those that are spread over ranks."""
+    sizes: Sizes
+    plan: Plan
+    bundles: list[Bundle]
+    arrays: list[list[Tensor]]
+    """The gradients of each bundle's pieces."""
+    step: int
+    host: bool
+    inspect: bool
+    device: torch.device
+    """Where the scalars are."""
+    small: int
+    """Tensors with fewer entries are taken together."""
 
 
 class Planner:
     """Finds or makes the plan of a step."""
 
-    def __init__(self, kernels: Any, tuning: Tuning, storage: Storage, *, write: bool, compile: CompileMode) -> None:
+    def __init__(self, home: Home, kernels: Any, storage: Storage, *, write: bool, compile: CompileMode) -> None:
+        self.home = home
         self.kernels = kernels
-        self.tuning = tuning
+        self.tuning: Tuning = kernels.tuning
         self.storage = storage
         self.write = write
         self.compile: CompileMode = compile
         self._plans: list[Plan] = []
         self._memory: dict[torch.dtype, Tensor] = {}
         """In which small gradients lie end to end during a step."""
-        self._constant: tuple[Layout, Sizes] | None = None
-        """The layout whose regions have only constants, and these."""
+        self._constant: Sizes | None = None
+        """The regions' numbers, if all are constants."""
         self.shut: list[Rule] = []
         """Rules whose schedule has come to a radius of 0."""
 
     def forget(self) -> None:
-        """Buffers come from elsewhere from now on, or rules are others."""
+        """Buffers come from elsewhere from now on, or the layout is another."""
         self._plans.clear()
         self._memory.clear()
         self._constant = None
         self.shut = []
         self.kernels.recorded.forget()
 
-    def sizes(self, layout: Layout, step: int, *, host: bool) -> Sizes:
+    def _sizes(self, layout: Layout, step: int, *, host: bool) -> Sizes:
         """The numbers of each region at this step; constants are asked for once."""
-        if self._constant is not None and self._constant[0] is layout:
-            return self._constant[1]
+        if self._constant is not None:
+            return self._constant
         sizes = [tuple([_simple(size, host) for size in rule.region.sizes(step)]) for rule in layout.rules]
         plain = all([isinstance(size, float) for own in sizes for size in own])
         scheduled = any([rule.region.scheduled for rule in layout.rules])
-        self._constant = (layout, sizes) if plain and not scheduled else None
+        self._constant = sizes if plain and not scheduled else None
         self.shut = [rule for rule, own in zip(layout.rules, sizes, strict=True) if rule.region.is_shut(own)]
         return sizes
 
-    def find(
-        self,
-        home: OwnHome | OptimizerHome,
-        layout: Layout,
-        gradients: Gradients,
-        sizes: Sizes,
-        scale: Tensor | None,
-        *,
-        host: bool,
-        inspect: bool,
-    ) -> tuple[Plan, list[Bundle]]:
-        """The plan, and its bundles together with those of unusual gradients, as they are now."""
+    def turn(
+        self, layout: Layout, gradients: Gradients, scale: Tensor | None, ledger: Ledger, *, inspect: bool
+    ) -> Turn:
+        """Bundle the gradients of a step; plans are those of one layout, until they are forgotten."""
+        step, host = ledger.steps, self._on_host(gradients, ledger)
+        sizes = self._sizes(layout, step, host=host)
         alike = [scale is None and all([isinstance(size, float) for size in own]) for own in sizes]
         compiled = bool(self.compile) and self._compiles(layout, gradients)
         look = (host, compiled, compiled and inspect, alike, _looks(gradients))
         plan = None
         for known in self._plans:
-            if known.look == look and known.layout is layout and known.home is home:
-                plan = known if known.holds() else None
+            if known.look == look:
+                plan = known if self._holds(known) else None
                 break
         if plan is None:
-            plan = self._made(home, layout, gradients, sizes, look)
-        if not plan.opened:
-            return plan, plan.bundles
-        return plan, plan.bundles + [self._opened(home, layout, leaf, gradients, sizes, scale) for leaf in plan.opened]
+            plan = self._made(layout, gradients, sizes, look)
+        bundles = plan.bundles
+        if plan.opened:
+            bundles = bundles + [self._opened(layout, leaf, gradients, sizes, scale) for leaf in plan.opened]
+        arrays = [bundle.arrays(gradients) for bundle in bundles]
+        device, small = ledger.skipped.device, self.tuning.small
+        return Turn(layout, gradients, sizes, plan, bundles, arrays, step, host, inspect, device, small)
 
-    def open_to_read(self, home: OwnHome | OptimizerHome, layout: Layout, leaf: Leaf, gradient: Tensor) -> Opened:
-        """A gradient as plain arrays, with copies of what it lacks: nothing is made or written."""
-        entries = dict(home.peek(leaf.param))
-        return open_up(leaf, gradient, layout.rules[leaf.rule], entries, self.storage, write=False, scale=None)
+    def _on_host(self, gradients: Gradients, ledger: Ledger) -> bool:
+        """Whether values can be read without waiting: ordinary tensors in the host's memory, and no tracing."""
+        if self.tuning.host is not None:
+            return self.tuning.host
+        ordinary = set(map(type, gradients)) <= ORDINARY and type(ledger.skipped) is Tensor
+        on_cpu = all([gradient is None or gradient.is_cpu for gradient in gradients]) and ledger.skipped.is_cpu
+        return ordinary and on_cpu and not torch.compiler.is_compiling()
+
+    def _holds(self, plan: Plan) -> bool:
+        """Whether the state still has the plan's buffers, and not others that were put in their place."""
+        home = self.home
+        optimizer: Any = home.optimizers[0]() if isinstance(home, OptimizerHome) else home
+        if isinstance(home, OptimizerHome) and (home.waiting or len(home.optimizers) > 1 or optimizer is None):
+            same = [home.peek(param).get(key) is buffer for param, key, buffer in plan.kept]
+        else:  # the same with fewer calls
+            state = optimizer.state
+            same = [param in state and state[param].get(key) is buffer for param, key, buffer in plan.kept]
+        return all(same) and _places(plan.kept) == plan.memory
 
     def _compiles(self, layout: Layout, gradients: Gradients) -> bool:
         """Whether large tensors go through compiled functions."""
         if self.tuning.way not in (None, "compiled"):
             return False
-        pairs = [
-            (leaf, gradient) for leaf, gradient in zip(layout.leaves, gradients, strict=True) if gradient is not None
-        ]
-        counts = [gradient.numel() for leaf, gradient in pairs if self._is_worth(layout, leaf, gradient)]
+        pairs = zip(layout.leaves, gradients, strict=True)
+        counts = [x.numel() for leaf, x in pairs if x is not None and self._is_worth(layout, leaf, x)]
         return _compiled.wanted(self.compile, sum(counts))
 
     def _is_worth(self, layout: Layout, leaf: Leaf, gradient: Tensor) -> bool:
@@ -261,9 +286,7 @@ class Planner:
         few = rule.region.joint or (type(rule.region) is Component and isinstance(rule.carry, bool))
         return gradient.numel() >= (self.tuning.worth if few else self.tuning.small)
 
-    def _made(
-        self, home: OwnHome | OptimizerHome, layout: Layout, gradients: Gradients, sizes: Sizes, look: tuple[Any, ...]
-    ) -> Plan:
+    def _made(self, layout: Layout, gradients: Gradients, sizes: Sizes, look: tuple[Any, ...]) -> Plan:
         host, compiled, measures, alike, looks = look
         groups: dict[Any, list[Member]] = {}
         opened: list[Leaf] = []
@@ -279,7 +302,7 @@ class Planner:
                 scope = SMALL_ROWS
             key = leaf.rule, scope, leaf.counted, gradient.dtype, gradient.device, large
             groups.setdefault(key, []).append((leaf, gradient))
-        packer = Packer(home.entries, self.storage, self.tuning.small, self._room(), host=host)
+        packer = Packer(self.home.entries, self.storage, self.tuning.small, self._memory, host)
         if not host:
             # Few launches matter more than a copy: only what is large beside the whole stays by itself.
             total = sum(gradient.numel() for gradient in gradients if gradient is not None)
@@ -288,24 +311,22 @@ class Planner:
         for (number, scope, _, dtype, device, large), members in groups.items():
             rule = layout.rules[number]
             rounds = self.storage.rounds(rule)
-            case = self.kernels.case(
-                rule, sizes[number], dtype, device, host, self.write, rounds, large, large and measures
-            )
+            case = Case(rule, sizes[number], dtype, device, host, self.write, rounds, large, large and measures)
             bundle = Bundle(rule, members[0][0], dtype, self.kernels.choose(case))
             bundle.rounds = rounds
-            opened += self._fill(packer, bundle, members, bundle.kernel.stretch(case, self.tuning))
+            opened += packer.fill(bundle, members, cut=bundle.kernel.stretch(case, self.tuning))
             if scope is SMALL_ROWS:
                 bundle.gather()
             bundles += [bundle] if bundle.pieces else []
         names = [(leaf.param, leaf.rule) for bundle in bundles for leaf in bundle.leaves]
         kept = [
-            (param, KEYS[name], home.peek(param)[KEYS[name]])
+            (param, KEYS[name], self.home.peek(param)[KEYS[name]])
             for param, rule in names
             for name in layout.rules[rule].buffers
         ]
-        plan = Plan(layout, home, look, bundles, opened, kept, _places(kept), *_known(layout, gradients))
-        # Gradients come and go in a few patterns at the most; LocalUClip has two homes by turns.
-        self._plans = [known for known in self._plans if known.look != look or known.home is not home][-7:]
+        plan = Plan(look, bundles, opened, kept, _places(kept), *_known(layout, gradients))
+        # Gradients come and go in a few patterns at the most.
+        self._plans = [known for known in self._plans if known.look != look][-7:]
         self._plans.append(plan)
         return plan
 
@@ -315,41 +336,11 @@ class Planner:
             return False
         return leaf.axis in (None, 0) and gradient.is_contiguous()
 
-    def _room(self) -> Callable[[torch.dtype, int], Tensor]:
-        """Gives memory for the gradients of one plan, one after the other; plans share it, as one works at a time."""
-        used: dict[torch.dtype, int] = {}
-
-        def room(dtype: torch.dtype, count: int) -> Tensor:
-            start = used.get(dtype, 0)
-            used[dtype] = start + count
-            memory = self._memory.get(dtype)
-            if memory is None or memory.numel() < start + count:
-                with torch.inference_mode(False):  # or it could not be written to outside of that
-                    memory = self._memory[dtype] = torch.empty(start + count, dtype=dtype)
-            return memory[start : start + count]
-
-        return room
-
-    def _fill(self, packer: Packer, bundle: Bundle, members: list[Member], stretch: int) -> list[Leaf]:
-        """Put gradients into a bundle; returned are the parameters whose gradients lie oddly in memory."""
-        if bundle.kernel.whole:
-            for leaf, gradient in members:
-                entries = packer.entries(leaf.param)
-                bundle.add_whole(open_up(leaf, gradient, bundle.rule, entries, self.storage, write=True, scale=None))
-            return []
-        if bundle.rule.region.split and len(members) > 1:
-            return [leaf for leaf, _ in packer.add_small_rows(bundle, members, cut=stretch)]
-        if bundle.rule.region.split:
-            return [leaf for leaf, gradient in members if not packer.add_rows(bundle, leaf, gradient, cut=stretch)]
-        return [leaf for leaf, _ in packer.add(bundle, members, cut=stretch)]
-
-    def _opened(
-        self, home: Any, layout: Layout, leaf: Leaf, gradients: Gradients, sizes: Sizes, scale: Tensor | None
-    ) -> Bundle:
+    def _opened(self, layout: Layout, leaf: Leaf, gradients: Gradients, sizes: Sizes, scale: Tensor | None) -> Bundle:
         """A bundle of one unusual gradient. If nothing of it is here there is no array, but its sample is counted."""
         rule, gradient = layout.rules[leaf.rule], gradients[leaf.number]
         assert gradient is not None
-        entries = home.entries(leaf.param)
+        entries = self.home.entries(leaf.param)
         opened = open_up(leaf, gradient, rule, entries, self.storage, write=self.write, scale=scale)
         bundle = Bundle(
             rule, leaf, opened.gradient.dtype, self.kernels.rows if rule.region.split else self.kernels.pure
@@ -391,7 +382,7 @@ def _places(kept: list[tuple[Tensor, str, Tensor]]) -> list[int]:
 
 def _known(layout: Layout, gradients: Gradients) -> tuple[list[float], list[bool]]:
     """(rounding, held) of each run of scopes; see ``Plan``."""
-    runs = dict(zip(accumulate([run.length for run in layout.scopes[:-1]], initial=0), count(), strict=False))
+    runs = {place.start: k for k, (_, place) in enumerate(layout.runs)}
     rounding, held = [0.0] * len(layout.scopes), [False] * len(layout.scopes)
     for leaf, gradient in zip(layout.leaves, gradients, strict=True):
         if gradient is None or leaf.scope == NO_SCOPE:

@@ -40,11 +40,6 @@ class NotCompiledError(Exception):
     """There is no compiler that works; nothing has been written."""
 
 
-def broken() -> bool:
-    """Whether a compiled function has failed, so that there is no use in trying again."""
-    return _broken
-
-
 def check_mode(mode: Any) -> CompileMode:
     """Return ``mode`` if it is one."""
     if isinstance(mode, bool) or mode == "auto":
@@ -145,20 +140,8 @@ def _apply(rule: Rule, dtype: torch.dtype, tally: bool, inspect: bool, write: bo
     ) -> tuple[Any, Any]:
         scaling = None if scalars is None else Scaling(*scalars)
         buffers = Buffers(*stored)
-        outcome = apply(
-            xp,
-            rule,
-            gradient,
-            buffers,
-            sizes,
-            scaling,
-            skip,
-            dtype,
-            clock=Age(*clock),
-            seed=seed,
-            tally=tally,
-            inspect=inspect,
-        )
+        given = gradient, buffers, sizes, scaling, skip, dtype
+        outcome = apply(xp, rule, *given, clock=Age(*clock), seed=seed, tally=tally, inspect=inspect)
         if write:
             gradient.copy_(outcome.update)
         for old, new in zip(stored, outcome.buffers, strict=False):
@@ -180,13 +163,10 @@ def _compile(function: Any) -> Callable[..., Any]:
         """Modules and rules stay what they are; looking at them at every call costs more than a small array."""
         return [not guard.is_global and re.split(r"\W", guard.name)[0] not in constant for guard in guards]
 
-    options = OPTIONS | ({"guard_filter_fn": worth_checking} if _can_filter() else {})
+    # From torch 2.8 on one may choose what is checked before a compiled function is used again.
+    can_filter = hasattr(torch.compiler, "skip_guard_on_globals_unsafe")
+    options = OPTIONS | ({"guard_filter_fn": worth_checking} if can_filter else {})
     return torch.compile(own, dynamic=True, fullgraph=True, options=options)
-
-
-def _can_filter() -> bool:
-    """Whether this torch lets us choose what is checked before a compiled function is used again (from 2.8 on)."""
-    return hasattr(torch.compiler, "skip_guard_on_globals_unsafe")
 
 
 def _called(function: Callable[..., Any], *arguments: Any) -> Any:

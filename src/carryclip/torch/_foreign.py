@@ -243,19 +243,7 @@ def _clipping_of(owner: Any) -> tuple[str, str] | None:
 # ------------------------------------------------------------------ DeepSpeed, which steps flat partitions
 
 
-DIVIDING = {
-    "Adadelta",
-    "Adafactor",
-    "Adagrad",
-    "Adam",
-    "AdamW",
-    "Adamax",
-    "Muon",
-    "NAdam",
-    "RAdam",
-    "RMSprop",
-    "Rprop",
-}
+DIVIDING = {"Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam", "RMSprop", "Rprop"}
 """Optimizers that divide gradients by a running average of their size, or keep signs or directions alone.
 
 By name, because torch has grown by some of them, and others write their own of the same name.

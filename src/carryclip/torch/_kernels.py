@@ -25,7 +25,7 @@ from carryclip.policy import Scaling, Sums
 from carryclip.precision import truncate
 from carryclip.regions import Component
 from carryclip.torch import _compiled
-from carryclip.torch._bundles import Bundle, Tuning
+from carryclip.torch._bundles import Bundle, Case, Tuning
 from carryclip.torch._compiled import NotCompiledError
 from carryclip.torch._namespace import xp
 from carryclip.torch._pack import Piece
@@ -46,8 +46,6 @@ class Call(NamedTuple):
     """What a kernel needs to know of a step."""
 
     step: int
-    sizes: tuple[Any, ...]
-    """The region's numbers, unless a piece has its own."""
     scaling: Scaling | None
     """The scalars of the bundle's scope; None if it has none."""
     skip: Tensor | None
@@ -56,25 +54,6 @@ class Call(NamedTuple):
     """False: leave the gradients as they are."""
     tally: bool
     inspect: bool
-
-
-class Case(NamedTuple):
-    """Gradients of one rule, scope and type that look for a kernel."""
-
-    rule: Rule
-    sizes: tuple[Any, ...]
-    narrow: torch.dtype
-    """Their type."""
-    device: torch.device
-    host: bool
-    """Values can be read without waiting."""
-    write: bool
-    rounds: bool
-    """Some buffers are stored in fewer bits."""
-    large: bool
-    """They are worth a compiled function, and one is asked for."""
-    inspect: bool
-    """It is for a step that is measured; only said of large ones."""
 
 
 class Kernel(Protocol):
@@ -111,7 +90,6 @@ class Pure:
     whole = False
 
     def suits(self, case: Case) -> bool:
-        """Always."""
         return True
 
     def stretch(self, case: Case, tuning: Tuning) -> int:
@@ -122,22 +100,18 @@ class Pure:
         return max(2 * tuning.chunk // max(arrays, 2), 1)
 
     def measure(self, bundle: Bundle, arrays: list[Tensor], *, clear: bool, inspect: bool) -> Sums:
-        """The sums of all pieces together; ``clear`` says that the carry is 0."""
         pairs = zip(bundle.pieces, arrays, strict=True)
         return _added([self.measure_one(bundle, piece, array, clear) for piece, array in pairs])
 
     def measure_one(self, bundle: Bundle, piece: Piece, array: Tensor, clear: bool) -> Sums:
-        """The sums of one piece."""
         rule = bundle.rule
         clock = None
         if rule.has_scope and not rule.region.joint:
             clock = age(xp, rule, _spread_out(piece), bundle.dtype)
-        sizes = bundle.sizes if piece.sizes is None else piece.sizes
         given = array, _to_measure(rule, piece, clear), bundle.dtype, bundle.unit
-        return measure(self.space(bundle), rule, *given, sizes=sizes, clock=clock)
+        return measure(self.space(bundle), rule, *given, sizes=piece.sizes or bundle.sizes, clock=clock)
 
     def apply(self, bundle: Bundle, arrays: list[Tensor], call: Call) -> Told:
-        """Write updates and buffers."""
         clocks: dict[int, Age] = {}
         told = []
         for piece, array in zip(bundle.pieces, arrays, strict=True):
@@ -149,23 +123,10 @@ class Pure:
         return _told(told)
 
     def apply_one(self, bundle: Bundle, piece: Piece, array: Tensor, call: Call, clock: Age) -> Told:
-        """Write one piece."""
-        sizes = call.sizes if piece.sizes is None else piece.sizes
         skip = None if call.skip is None else call.skip.to(array.device, non_blocking=True)
-        outcome = apply(
-            self.space(bundle),
-            bundle.rule,
-            array,
-            piece.buffers,
-            sizes,
-            call.scaling,
-            skip,
-            bundle.dtype,
-            clock=clock,
-            seed=_seed(bundle, piece, call.step),
-            tally=call.tally,
-            inspect=call.inspect,
-        )
+        given = array, piece.buffers, piece.sizes or bundle.sizes, call.scaling, skip, bundle.dtype
+        how = {"clock": clock, "seed": _seed(bundle, piece, call.step), "tally": call.tally, "inspect": call.inspect}
+        outcome = apply(self.space(bundle), bundle.rule, *given, **how)
         if call.write:
             array.copy_(outcome.update)
         for k, new in enumerate(outcome.buffers[:-1]):
@@ -186,7 +147,6 @@ class Compiled(Pure):
     """The pure functions through ``torch.compile``; without a compiler that works, as they are."""
 
     def suits(self, case: Case) -> bool:
-        """For what is large."""
         return case.large
 
     def stretch(self, case: Case, tuning: Tuning) -> int:
@@ -194,11 +154,10 @@ class Compiled(Pure):
         return tuning.chunk // 2 if case.host and case.inspect and not case.rule.region.joint else 0
 
     def measure_one(self, bundle: Bundle, piece: Piece, array: Tensor, clear: bool) -> Sums:
-        """The sums of one piece."""
         rule = bundle.rule
-        if not rule.has_scope or bundle.unit != 1.0 or _compiled.broken():
+        if not rule.has_scope or bundle.unit != 1.0:
             return super().measure_one(bundle, piece, array, clear)
-        sizes = bundle.sizes if piece.sizes is None else piece.sizes
+        sizes = piece.sizes or bundle.sizes
         clock = NO_AGE if rule.region.joint else age(xp, rule, _spread_out(piece), bundle.dtype)
         try:
             return _compiled.measured(rule, array, _to_measure(rule, piece, clear), bundle.dtype, sizes, clock)
@@ -206,12 +165,8 @@ class Compiled(Pure):
             return super().measure_one(bundle, piece, array, clear)
 
     def apply_one(self, bundle: Bundle, piece: Piece, array: Tensor, call: Call, clock: Age) -> Told:
-        """Write one piece."""
-        if _compiled.broken():
-            return super().apply_one(bundle, piece, array, call, clock)
-        sizes = call.sizes if piece.sizes is None else piece.sizes
         skip = None if call.skip is None else call.skip.to(array.device, non_blocking=True)
-        given = array, piece.buffers, sizes, call.scaling, skip, bundle.dtype
+        given = array, piece.buffers, piece.sizes or bundle.sizes, call.scaling, skip, bundle.dtype
         how = {"clock": clock, "tally": call.tally, "inspect": call.inspect, "write": call.write}
         try:
             return Told(*_compiled.applied(bundle.rule, *given, **how, seed=_seed(bundle, piece, call.step)))
@@ -228,7 +183,6 @@ class Recorded(Pure):
         """Memory that programs leave to the next ones."""
 
     def suits(self, case: Case) -> bool:
-        """On the host."""
         return case.host
 
     def forget(self) -> None:
@@ -236,7 +190,6 @@ class Recorded(Pure):
         self._programs.clear()
 
     def measure(self, bundle: Bundle, arrays: list[Tensor], *, clear: bool, inspect: bool) -> Sums:
-        """The sums of all pieces together, as numbers."""
         rule = bundle.rule
         if not rule.has_scope:
             bundle.tame, bad = _looked_at(arrays, bundle.dtype) if rule.can_reject else (False, None)
@@ -262,7 +215,7 @@ class Recorded(Pure):
             tame, not_finite = _looked_at([array], bundle.dtype)
             bundle.tame, bad = bundle.tame and tame, bad or not_finite
             clock = self._clock(bundle, piece, clocks) if "count" in rule.buffers else NO_AGE
-            sizes = bundle.sizes if piece.sizes is None else piece.sizes
+            sizes = piece.sizes or bundle.sizes
             found = None
             if tame and clock is not None and all([isinstance(size, float) for size in sizes]):
                 found = self.sums_of(bundle, piece, array, _read_to_measure(rule), sizes, clock)
@@ -294,7 +247,6 @@ class Recorded(Pure):
         return dict(zip(names, program.run(array, *stored, *times, *self.room(program, array)), strict=True))
 
     def apply(self, bundle: Bundle, arrays: list[Tensor], call: Call) -> Told:
-        """Write updates and buffers."""
         averages, clocks, told = "count" in bundle.rule.buffers, {}, []
         clock: Age | None = NO_AGE
         for piece, array in zip(bundle.pieces, arrays, strict=True):
@@ -309,9 +261,8 @@ class Recorded(Pure):
 
     def _replay(self, bundle: Bundle, piece: Piece, array: Tensor, call: Call, clock: Age) -> Told | None:
         """Run the program for one piece; None if there can be none."""
-        sizes = call.sizes if piece.sizes is None else piece.sizes
-        if bundle.rule.region.joint:
-            sizes = (1.0,)  # the scaling says it all
+        # Under a norm the scaling says it all.
+        sizes = (1.0,) if bundle.rule.region.joint else piece.sizes or bundle.sizes
         scalars, names = _scalars(bundle.rule, call.scaling)
         if not all([isinstance(size, float) for size in sizes]):
             return None
@@ -459,21 +410,9 @@ def apply_of(
         own = Buffers(**{name: symbols[name] for name in names})
         scaling = Scaling(**{name: numbers[name] for name in scalars}, **fixed) if given else None
         own_clock = Age(warm=clock.warm, **{name: numbers[name] for name in times})
-        outcome = apply(
-            tape,
-            rule,
-            symbols["gradient"],
-            own,
-            sizes,
-            scaling,
-            None,
-            bundle.dtype,
-            clock=own_clock,
-            seed=numbers.get("seed"),
-            tame=bundle.tame,
-            tally=call.tally,
-            inspect=call.inspect,
-        )
+        how = {"clock": own_clock, "seed": numbers.get("seed"), "tally": call.tally, "inspect": call.inspect}
+        gradient = symbols["gradient"]
+        outcome = apply(tape, rule, gradient, own, sizes, scaling, None, bundle.dtype, tame=bundle.tame, **how)
         finals = {name: getattr(outcome.buffers, name) for name in names}
         if call.write:
             finals["gradient"] = outcome.update
@@ -505,7 +444,6 @@ class Listed:
         return simple and plain and exact and case.write and rule.nonfinite in ("skip", "propagate")
 
     def stretch(self, case: Case, tuning: Tuning) -> int:
-        """Whole tensors."""
         return 0
 
     def measure(self, bundle: Bundle, arrays: list[Tensor], *, clear: bool, inspect: bool) -> Sums:
@@ -536,7 +474,6 @@ class Listed:
         return Sums(~torch.isfinite(squares), squares.sum(), carry_sq, dot, grad_sq=grad_sq)
 
     def apply(self, bundle: Bundle, arrays: list[Tensor], call: Call) -> Told:
-        """Write updates and buffers."""
         carries = [piece.buffers.carry for piece in bundle.pieces] if bundle.rule.policy.carries else []
         keep = None if call.skip is None else (~call.skip).to(arrays[0].device, bundle.dtype, non_blocking=True)
         if call.inspect:
@@ -583,7 +520,7 @@ class Listed:
     def _clip(bundle: Bundle, arrays: list[Tensor], carries: list[Tensor], call: Call, keep: Tensor | None) -> Told:
         """Clip each coordinate."""
         largest = torch.finfo(bundle.dtype).max
-        limit = truncate(call.sizes[0], torch.finfo(bundle.narrow))
+        limit = truncate(bundle.sizes[0], torch.finfo(bundle.narrow))
         if bundle.rule.nonfinite != "propagate":
             limit = min(limit, largest)
         if not carries:
@@ -610,18 +547,8 @@ class Listed:
         for some, owed in _slices(arrays, carries or arrays):
             gradient = end_to_end(some)
             carry = end_to_end(owed) if carries else None
-            outcome = apply(
-                xp,
-                bundle.rule,
-                gradient,
-                Buffers(carry),
-                call.sizes,
-                call.scaling,
-                call.skip,
-                bundle.dtype,
-                tally=call.tally,
-                inspect=True,
-            )
+            given = gradient, Buffers(carry), bundle.sizes, call.scaling, call.skip, bundle.dtype
+            outcome = apply(xp, bundle.rule, *given, tally=call.tally, inspect=True)
             torch._foreach_copy_(some, in_shape(outcome.update, some))
             if carry is not None:
                 torch._foreach_copy_(owed, in_shape(outcome.buffers.carry, owed))

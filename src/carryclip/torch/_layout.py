@@ -2,9 +2,10 @@
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -87,15 +88,18 @@ class Layout:
     @cached_property
     def norms(self) -> list[int]:
         """The scopes that are clipped as one vector."""
-        return self._places([self.rules[run.rule].region.joint for run in self.scopes])
+        return self._scopes_where(lambda region: region.joint)
 
-    def _places(self, chosen: list[bool]) -> list[int]:
-        """The scopes of the runs that are chosen."""
-        found, start = [], 0
-        for run, mine in zip(self.scopes, chosen, strict=True):
-            found += range(start, start + run.length) if mine else ()
-            start += run.length
-        return found
+    @cached_property
+    def runs(self) -> list[tuple[Run, slice]]:
+        """The runs of scopes, and where each lies in the table."""
+        ends = list(accumulate(run.length for run in self.scopes))
+        return [(run, slice(end - run.length, end)) for run, end in zip(self.scopes, ends, strict=True)]
+
+    def _scopes_where(self, chosen: Callable[[Region], bool]) -> list[int]:
+        """The scopes whose region is chosen."""
+        mine = [place for run, place in self.runs if chosen(self.rules[run.rule].region)]
+        return [scope for place in mine for scope in range(place.start, place.stop)]
 
     @cached_property
     def followers(self) -> list[int]:
@@ -123,7 +127,7 @@ class Layout:
     def own(self) -> list[int]:
         """The scopes of whole tensors that only one rank has, so that they need no other."""
         whole = self.spread is not None and self.spread.whole
-        return self._places([whole and _stands_alone(self.rules[run.rule].region) for run in self.scopes])
+        return self._scopes_where(_stands_alone) if whole else []
 
     @cached_property
     def shared(self) -> list[int]:
@@ -184,11 +188,6 @@ def build(
     return layout
 
 
-def _vectors(region: Region, param: Tensor) -> int:
-    """How many vectors a tensor falls into."""
-    return region.vectors(param.shape) if isinstance(region, Norm) and region.split else 1
-
-
 def _stands_alone(region: Region) -> bool:
     """Whether a tensor is clipped without a look at others."""
     alone = region.rule is None or region.rule.before == math.inf
@@ -207,7 +206,8 @@ def _add_scopes(layout: Layout, rule: int, group: Group, number: int, fresh: lis
         case "tensor":
             runs = [Run(rule, id(param)) for param in fresh]
         case "row" | "column":
-            runs = [Run(rule, id(param), _vectors(own.region, param)) for param in fresh]
+            region: Any = own.region
+            runs = [Run(rule, id(param), region.vectors(param.shape)) for param in fresh]
         case "group":
             runs = [Run(rule, id(group["params"][0]) if group["params"] else ("empty group", number))]
         case "all":

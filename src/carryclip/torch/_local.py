@@ -242,8 +242,7 @@ class LocalUClip:
             stage.keep(doubt)
         ledger.steps += 1
         if skip is not None:
-            ledger.skipped += skip
-            ledger.streak.copy_(torch.where(skip, ledger.streak + 1, 0))
+            ledger.count(skip)
         if stage.measured is not None:
             stage.watch.record(stage.measured.metrics, skip, stage.measured.step)
             stage.measured = None

@@ -6,6 +6,7 @@ and ``deepcopy``, and distributed checkpoints see plain entries.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,9 @@ from carryclip.precision import wrapped_seed
 from carryclip.torch._layout import Leaf, fitted, pick
 from carryclip.torch._shards import laid_like, local, put_gradient
 from carryclip.torch._state import KEYS, Entries, Storage, buffers_of, wide
+
+Member = tuple[Leaf, Tensor]
+"""A parameter and its gradient."""
 
 
 class Piece(NamedTuple):
@@ -168,32 +172,39 @@ def piece_of(opened: Opened, sizes: tuple[Any, ...] | None) -> Piece:
     return Piece([opened.leaf], present, sizes, 0, opened)
 
 
+@dataclass(eq=False)
 class Packer:
-    """Puts ordinary gradients into bundles."""
+    """Puts ordinary gradients into the bundles of one plan."""
 
-    def __init__(
-        self,
-        entries: Callable[[Tensor], Entries],
-        storage: Storage,
-        small: int,
-        room: Callable[[torch.dtype, int], Tensor],
-        *,
-        host: bool,
-    ) -> None:
-        self.entries = entries
-        self.storage = storage
-        self.small = small
-        self.room = room
-        """Gives memory in which gradients lie end to end during a step."""
-        self.host = host
+    entries: Callable[[Tensor], Entries]
+    storage: Storage
+    small: int
+    """Tensors with fewer entries are packed."""
+    memory: dict[torch.dtype, Tensor]
+    """In which small gradients lie end to end during a step; plans share it, as one works at a time."""
+    host: bool
+    used: dict[torch.dtype, int] = field(default_factory=dict)
+    """How many entries of it this plan has taken."""
 
-    def add(self, bundle: Any, leaves: Sequence[tuple[Leaf, Tensor]], *, cut: int) -> list[tuple[Leaf, Tensor]]:
-        """Add gradients to a bundle in stretches of ``cut`` entries (0: whole); those left over lie oddly in memory."""
-        small: list[tuple[Leaf, Tensor]] = []
-        odd: list[tuple[Leaf, Tensor]] = []
+    def fill(self, bundle: Any, members: list[Member], *, cut: int) -> list[Leaf]:
+        """Add gradients, in stretches of ``cut`` entries (0: whole); returns the leaves of those that lie oddly."""
+        if bundle.kernel.whole:
+            for leaf, gradient in members:
+                entries = self.entries(leaf.param)
+                opened = open_up(leaf, gradient, bundle.rule, entries, self.storage, write=True, scale=None)
+                bundle.sources.append(Source([leaf.number], None, whole=True))
+                bundle.pieces.append(Piece([leaf], opened.stored, None, 0))
+            return []
+        add = self._add_rows if bundle.rule.region.split else self._add_flat
+        return [leaf for leaf, _ in add(bundle, members, cut)]
+
+    def _add_flat(self, bundle: Any, members: list[Member], cut: int) -> list[Member]:
+        """Add gradients as vectors, small ones end to end; returns those that lie oddly."""
+        small: list[Member] = []
+        odd: list[Member] = []
         # Rounding at random goes by the place in a tensor, which for a pack is worked out on the host.
         packs = self.host or not bundle.rounds
-        for leaf, gradient in leaves:
+        for leaf, gradient in members:
             if packs and gradient.numel() < self.small and not leaf.sharded:
                 small.append((leaf, gradient))
             elif not self._alone(bundle, leaf, gradient, cut):
@@ -204,26 +215,22 @@ class Packer:
             self._packed(bundle, some)
         return odd
 
-    def add_small_rows(
-        self, bundle: Any, leaves: Sequence[tuple[Leaf, Tensor]], *, cut: int
-    ) -> list[tuple[Leaf, Tensor]]:
-        """Add small tensors, those with rows of one length together: as one array that has the rows of all."""
-        odd: list[tuple[Leaf, Tensor]] = []
-        by_width: dict[int, list[tuple[Leaf, Tensor]]] = {}
-        for leaf, gradient in leaves:
+    def _add_rows(self, bundle: Any, members: list[Member], cut: int) -> list[Member]:
+        """Add gradients as rows, those with rows of one length as one array; returns those not lying row by row."""
+        odd: list[Member] = []
+        by_width: dict[int, list[Member]] = {}
+        for leaf, gradient in members:
             by_width.setdefault(gradient.numel() // _rows_of(leaf, gradient), []).append((leaf, gradient))
         for width, some in by_width.items():
-            if len(some) == 1:
-                odd += [] if self.add_rows(bundle, *some[0], cut=cut) else some
+            if len(some) > 1:
+                for load in self._loads(some, cut):
+                    self._packed(bundle, load, width)
                 continue
-            for load in self._loads(some, cut):
-                self._packed(bundle, load, width)
+            leaf, gradient = some[0]
+            by_rows = leaf.axis in (None, 0) and gradient.is_contiguous()
+            if not (by_rows and self._alone(bundle, leaf, gradient, cut, rows=_rows_of(leaf, gradient))):
+                odd += some
         return odd
-
-    def add_rows(self, bundle: Any, leaf: Leaf, gradient: Tensor, *, cut: int) -> bool:
-        """Add a tensor as rows, about ``cut`` entries of them at a time, if it lies in memory row by row."""
-        by_rows = leaf.axis in (None, 0) and gradient.is_contiguous()
-        return by_rows and self._alone(bundle, leaf, gradient, cut, rows=_rows_of(leaf, gradient))
 
     def _alone(self, bundle: Any, leaf: Leaf, gradient: Tensor, cut: int, *, rows: int = 0) -> bool:
         """Add a tensor by itself, if gradient and buffers lie in memory alike: as a vector, or as so many rows."""
@@ -250,9 +257,9 @@ class Packer:
     def _stored(self, bundle: Any, leaf: Leaf) -> Buffers:
         return buffers_of(self.entries(leaf.param), bundle.rule.buffers, leaf.param, bundle.dtype, self.storage)
 
-    def _loads(self, leaves: list[tuple[Leaf, Tensor]], cut: int) -> list[list[tuple[Leaf, Tensor]]]:
+    def _loads(self, leaves: list[Member], cut: int) -> list[list[Member]]:
         """Runs of parameters whose buffers lie end to end already, or do not lie in any pack, of about ``cut``."""
-        runs: list[list[tuple[Leaf, Tensor]]] = []
+        runs: list[list[Member]] = []
         end, filled = None, 0
         for leaf, gradient in leaves:
             place = _pack_of(self.entries(leaf.param))
@@ -265,7 +272,7 @@ class Packer:
             end = ends
         return runs
 
-    def _packed(self, bundle: Any, leaves: list[tuple[Leaf, Tensor]], width: int | None = None) -> None:
+    def _packed(self, bundle: Any, leaves: list[Member], width: int | None = None) -> None:
         """Add small tensors end to end, or as rows of a length; their buffers become views of one pack."""
         entries = [self.entries(leaf.param) for leaf, _ in leaves]
         rows = [self._stored(bundle, leaf) for leaf, _ in leaves]
@@ -283,13 +290,23 @@ class Packer:
         shapes = [gradient for _, gradient in leaves]
         source = Source([leaf.number for leaf, _ in leaves], None, packed=True)
         if self.host:
-            flat = self.room(bundle.narrow, sum(gradient.numel() for gradient in shapes))
+            flat = self._room(bundle.narrow, sum(gradient.numel() for gradient in shapes))
             views = list(in_shape(flat, shapes))
             source = source._replace(flat=flat if width is None else flat.view(-1, width), views=views)
         if width is not None:
             columns = [None if x is None else x.view(-1, width) for x in columns]
         bundle.sources.append(source)
         bundle.pieces.append(Piece([leaf for leaf, _ in leaves], Buffers(*columns), None, 0))
+
+    def _room(self, dtype: torch.dtype, count: int) -> Tensor:
+        """The next entries of the memory that is shared."""
+        start = self.used.get(dtype, 0)
+        self.used[dtype] = start + count
+        memory = self.memory.get(dtype)
+        if memory is None or memory.numel() < start + count:
+            with torch.inference_mode(False):  # or it could not be written to outside of that
+                memory = self.memory[dtype] = torch.empty(start + count, dtype=dtype)
+        return memory[start : start + count]
 
 
 def _rows_of(leaf: Leaf, gradient: Tensor) -> int:

@@ -102,7 +102,8 @@ def _noted(name: str) -> Any:
 class Recorder:
     """The array namespace that records; one for each program.
 
-    With ``rows`` arrays have two axes, sums are taken along the second, and numbers are columns: one for each row.
+    ``TorchNamespace`` says what its functions give. With ``rows`` arrays have two axes, sums are taken along the
+    second, and numbers are columns: one for each row.
     """
 
     finfo = staticmethod(torch.finfo)
@@ -139,7 +140,6 @@ class Recorder:
         return result
 
     def where(self, condition: Any, x: Any, y: Any) -> Any:
-        """Entry by entry ``x`` or ``y``."""
         if isinstance(condition, bool):
             return x if condition else y
         return self.operation("where", (condition, x, y))
@@ -179,11 +179,9 @@ class Recorder:
         return self.operation("abs", (x,)) < float("inf")
 
     def astype(self, x: Any, dtype: Any) -> Any:
-        """``x`` in another type."""
         return x if not isinstance(x, Symbol) or x.dtype in (None, dtype) else self.operation("copy", (x,), dtype)
 
     def size(self, x: Symbol) -> Symbol:
-        """How many entries there are."""
         return self.number("numel", x)
 
     def inner(self, x: Symbol, y: Symbol) -> Symbol:
@@ -194,23 +192,18 @@ class Recorder:
         return self.number("squared_norm", x) if x is y else self.number("sum", x * y)
 
     def sum(self, x: Symbol) -> Symbol:
-        """The sum of the entries."""
         return self.number("sum", x)
 
     def sums(self, terms: Iterable[Any], *, largest: bool) -> list[Symbol]:
-        """The sum of each array or product of two, or of the last its maximum if ``largest``."""
         return one_by_one(self, terms, largest=largest)
 
     def max(self, x: Symbol) -> Symbol:
-        """The largest entry."""
         return self.number("amax", x)
 
     def as_bits(self, x: Symbol) -> Symbol:
-        """The bits of float32 numbers, as integers."""
         return self._view(x, torch.int32)
 
     def from_bits(self, x: Symbol) -> Symbol:
-        """The float32 numbers that have these bits."""
         return self._view(x, torch.float32)
 
     def _view(self, x: Symbol, dtype: torch.dtype) -> Symbol:
@@ -219,7 +212,6 @@ class Recorder:
         return result
 
     def positions(self, x: Symbol) -> Symbol:
-        """Each entry's number."""
         return self.operation("arange", (x,), torch.int32)
 
 

@@ -14,19 +14,8 @@ from torch import Tensor
 from carryclip.algorithm import Age, apply
 from carryclip.diagnosis import Diagnosis
 from carryclip.policy import Scaling, Sums
-from carryclip.torch._bundles import Bundle, Tuning
-from carryclip.torch._kernels import (
-    NO_AGE,
-    Call,
-    Case,
-    Compiled,
-    Kernel,
-    Listed,
-    Pure,
-    Recorded,
-    Told,
-    apply_of,
-)
+from carryclip.torch._bundles import Bundle, Case, Tuning
+from carryclip.torch._kernels import NO_AGE, Call, Compiled, Kernel, Listed, Pure, Recorded, Told, apply_of
 from carryclip.torch._namespace import RowsNamespace
 
 
@@ -34,18 +23,15 @@ class Rows(Pure):
     """The pure functions with a sum for each row, or column, of a tensor: sums and scalars are vectors of these."""
 
     def suits(self, case: Case) -> bool:
-        """Where rows are vectors."""
         return case.rule.region.split
 
     def measure(self, bundle: Bundle, arrays: list[Tensor], *, clear: bool, inspect: bool) -> Sums:
-        """The sums of each row."""
         pairs = zip(bundle.pieces, arrays, strict=True)
         parts = [self.measure_one(bundle, piece, array, clear) for piece, array in pairs]
         bad, *sums = (_end_to_end(column) for column in zip(*parts, strict=True))
         return Sums(bad.any(), *sums)
 
     def apply(self, bundle: Bundle, arrays: list[Tensor], call: Call) -> Told:
-        """Write updates and buffers."""
         told, start = [], 0
         assert call.scaling is not None
         for piece, array in zip(bundle.pieces, arrays, strict=True):
@@ -60,7 +46,6 @@ class Rows(Pure):
         return Told(None, Diagnosis(*(_end_to_end(column) for column in zip(*diagnoses, strict=True))))
 
     def space(self, bundle: Bundle) -> Any:
-        """Sums of rows."""
         return _rows(bundle.axis)
 
 
@@ -71,11 +56,9 @@ class RecordedRows(Rows):
         self.recorded = recorded
 
     def suits(self, case: Case) -> bool:
-        """Where rows are vectors, on the host."""
         return case.rule.region.split and case.host
 
     def measure(self, bundle: Bundle, arrays: list[Tensor], *, clear: bool, inspect: bool) -> Sums:
-        """The sums of each row."""
         read = ("carry",) if bundle.rule.policy.carries else ()
         pairs = zip(bundle.pieces, arrays, strict=True)
         parts = [self.recorded.sums_of(bundle, piece, array, read, rows=True) for piece, array in pairs]
@@ -106,7 +89,6 @@ class Kernels:
 
     def __init__(self, tuning: Tuning) -> None:
         self.tuning = tuning
-        self.case = Case
         self.pure, self.recorded, self.rows = Pure(), Recorded(), Rows()
         by_rows = [RecordedRows(self.recorded), self.rows]
         self.by_preference: list[Kernel] = [*by_rows, Compiled(), self.recorded, Listed(), self.pure]

@@ -5,7 +5,7 @@ are kept in the param groups, which load without a cast.
 """
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from carryclip.algorithm import Buffers, Rule, find_rule
 from carryclip.diagnosis import warn_user
 from carryclip.policy import Memory
 from carryclip.radius import Past
-from carryclip.torch._layout import Group, Layout, Leaf, Places, Run
+from carryclip.torch._layout import Group, Layout, Leaf, Places
 from carryclip.torch._shards import local
 
 PREFIX = "uclip_"
@@ -37,6 +37,11 @@ Entries = dict[str, Any]
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The real type of the buffers for gradients of ``dtype``: float64 for float64, otherwise float32."""
     return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """The type in which a device can hold sums that go on for long, or over many."""
+    return torch.float64 if device.type in ("cpu", "cuda") else torch.float32
 
 
 def averages_of(rule: Rule) -> str:
@@ -161,7 +166,7 @@ class Storage(NamedTuple):
 AS_COMPUTED = Storage()
 
 
-def carry_of(home: OwnHome | OptimizerHome, param: Tensor, storage: Storage) -> Tensor:
+def carry_of(home: Home, param: Tensor, storage: Storage) -> Tensor:
     """The carry of a parameter; zeros before its first step."""
     found = home.peek(param).get(KEYS["carry"])
     if found is not None:
@@ -219,8 +224,7 @@ class Ledger:
         self.steps = 0
         self.skipped = torch.zeros((), dtype=torch.int64, device=device)
         # A sum over a long run, to which each step adds little: in float32 it would stand still some day.
-        widest = torch.float64 if device.type in ("cpu", "cuda") else torch.float32
-        self.dropped = torch.zeros((), dtype=widest, device=device)
+        self.dropped = torch.zeros((), dtype=widest(device), device=device)
         self.streak = torch.zeros((), dtype=torch.int64, device=device)
         """Skipped steps in a row, for the warning; not saved."""
         self.memory: Memory | None = None
@@ -249,6 +253,11 @@ class Ledger:
         for mine, theirs in pairs:
             mine.copy_(theirs if unless is None else torch.where(unless, mine, theirs))
 
+    def count(self, skip: Tensor) -> None:
+        """Count a skipped step, if this is true."""
+        self.skipped += skip
+        self.streak.copy_(torch.where(skip, self.streak + 1, 0))
+
     def fit(self, layout: Layout, old: Layout | None = None) -> None:
         """Make room for the scopes of ``layout``, taking over those that ``old`` had already.
 
@@ -258,11 +267,11 @@ class Ledger:
         before: dict[Any, tuple[slice, dict[Any, dict[str, Tensor]]]] = {}
         if old is not None:
             tables = [self._tables(rule) for rule in old.rules]
-            before = {(run.rule, run.name): (place, tables[run.rule]) for run, place in _runs(old)}
+            before = {(run.rule, run.name): (place, tables[run.rule]) for run, place in old.runs}
         self.memory, self.past = self._new_memory(layout), self._new_past(layout)
         if old is None:
             return
-        for run, place in _runs(layout):
+        for run, place in layout.runs:
             rule = layout.rules[run.rule]
             number = find_rule(old.rules, rule)
             was, known = before.get((run.rule if number is None else number, run.name), (place, {}))
@@ -333,14 +342,6 @@ class Ledger:
                 taken = _take({key: column[scopes] for key, column in columns.items()}, group if known else {})
                 fits = fits and (taken or not any(key in group for key in columns))
         return fits
-
-
-def _runs(layout: Layout) -> Iterator[tuple[Run, slice]]:
-    """The runs of scopes, and where each lies."""
-    start = 0
-    for run in layout.scopes:
-        yield run, slice(start, start + run.length)
-        start += run.length
 
 
 def _take(columns: dict[str, Tensor], saved: Mapping[str, Any]) -> bool:

@@ -31,7 +31,7 @@ from carryclip.scopes import (
     totals,
 )
 from carryclip.torch._agree import Aftermath, Agreement, Seen
-from carryclip.torch._bundles import Bundle, Plan, Planner, Sizes, Tuning
+from carryclip.torch._bundles import Bundle, Planner, Sizes, Tuning, Turn
 from carryclip.torch._compiled import CompileMode
 from carryclip.torch._kernels import Call, Told
 from carryclip.torch._layout import Gradients, Layout, Leaf
@@ -39,9 +39,7 @@ from carryclip.torch._namespace import RowsNamespace, constant, host_xp, xp
 from carryclip.torch._pack import open_up
 from carryclip.torch._rows import Kernels
 from carryclip.torch._shards import local
-from carryclip.torch._state import AS_COMPUTED, KEYS, Ledger, OptimizerHome, OwnHome, Storage, wide
-
-ORDINARY = {Tensor, torch.nn.Parameter, type(None)}
+from carryclip.torch._state import AS_COMPUTED, KEYS, Home, Ledger, Storage, wide
 
 
 class Measured(NamedTuple):
@@ -63,32 +61,12 @@ class Report(NamedTuple):
     measured: Measured | None
 
 
-class Turn(NamedTuple):
-    """One step, as far as it is known before anything is measured."""
-
-    layout: Layout
-    gradients: Gradients
-    """By number of the parameter; what is here of those that are spread over ranks."""
-    sizes: Sizes
-    plan: Plan
-    bundles: list[Bundle]
-    arrays: list[list[Tensor]]
-    """The gradients of each bundle's pieces."""
-    step: int
-    host: bool
-    inspect: bool
-    device: torch.device
-    """Where the scalars are."""
-    small: int
-    """Tensors with fewer entries are taken together."""
-
-
 class Stepper:
     """Runs the algorithm over a layout, with buffers from a home and scalars from a ledger."""
 
     def __init__(
         self,
-        home: OwnHome | OptimizerHome,
+        home: Home,
         ledger: Ledger,
         metrics_every: int,
         *,
@@ -100,9 +78,8 @@ class Stepper:
         self.ledger = ledger
         self.metrics_every = metrics_every
         self.write = write
-        tuning = Tuning()
-        self.planner = Planner(Kernels(tuning), tuning, storage, write=write, compile=compile)
-        self.agreement = Agreement()
+        self.planner = Planner(home, Kernels(Tuning()), storage, write=write, compile=compile)
+        self.agreement = Agreement(home, storage)
         self._skipping = True
         """Whether the last step may have been skipped."""
         self._clear: dict[Any, list[tuple[Leaf, Tensor, int]]] = {}
@@ -132,7 +109,7 @@ class Stepper:
         if gradients is None:
             gradients = [leaf.param.grad for leaf in layout.leaves] if spread is None else layout.gradients()
         # Everything that can fail for a reason of the user's comes before anything is written, or counted.
-        turn = self._turn(layout, gradients, grad_scale, inspect=inspect)
+        turn = self.planner.turn(layout, gradients, grad_scale, ledger, inspect=inspect)
         awaited = spread is not None and (spread.whole or any(gradient is not None for gradient in gradients))
         if not awaited and not any([bundle.pieces for bundle in turn.bundles]):
             ledger.steps += 1
@@ -140,9 +117,7 @@ class Stepper:
         seen = self._measure(turn)
         found = _totals(turn, seen, self._by_run(turn)[1]) if layout.scopes else None
         talks = self.metrics_every > 0 or layout.rejects or found is not None
-        open_up = partial(self.planner.open_to_read, self.home, layout)
-        how = {"step": turn.step, "host": turn.host, "device": turn.device, "talks": talks}
-        skip, found = self.agreement.skip(layout, gradients, seen, found, found_inf, open_up, **how)
+        skip, found = self.agreement.skip(turn, seen, found, found_inf, talks=talks)
         ledger.steps += 1
         if turn.host and skip is not None and bool(skip):
             self._leave_out(turn)
@@ -178,25 +153,6 @@ class Stepper:
         self._clear.clear()
         self.planner.forget()
         self.agreement.move(old, new)
-
-    def _turn(self, layout: Layout, gradients: Gradients, scale: Tensor | None, *, inspect: bool) -> Turn:
-        """Bundle the gradients."""
-        step, host = self.ledger.steps, self._on_host(gradients)
-        sizes = self.planner.sizes(layout, step, host=host)
-        given = self.home, layout, gradients, sizes, scale
-        plan, bundles = self.planner.find(*given, host=host, inspect=inspect)
-        arrays = [bundle.arrays(gradients) for bundle in bundles]
-        device = self.ledger.skipped.device
-        small = self.planner.tuning.small
-        return Turn(layout, gradients, sizes, plan, bundles, arrays, step, host, inspect, device, small)
-
-    def _on_host(self, gradients: Gradients) -> bool:
-        """Whether values can be read without waiting: ordinary tensors in the host's memory, and no tracing."""
-        if self.planner.tuning.host is not None:
-            return self.planner.tuning.host
-        ordinary = set(map(type, gradients)) <= ORDINARY and type(self.ledger.skipped) is Tensor
-        on_cpu = all([gradient is None or gradient.is_cpu for gradient in gradients]) and self.ledger.skipped.is_cpu
-        return ordinary and on_cpu and not torch.compiler.is_compiling()
 
     # ------------------------------------------------------------------ measuring, deciding, applying
 
@@ -242,12 +198,12 @@ class Stepper:
         """Write all bundles."""
         told: list[Told] = []
         inside: dict[Any, list[Bundle]] = {}
-        call = Call(turn.step, (), None, skip, self.write, self.metrics_every > 0, turn.inspect)
+        call = Call(turn.step, None, skip, self.write, self.metrics_every > 0, turn.inspect)
         for bundle, own in zip(turn.bundles, turn.arrays, strict=True):
             if not own:
                 told.append(Told())
                 continue
-            mine = call._replace(sizes=turn.sizes[bundle.number])
+            mine = call
             if bundle.scope != NO_SCOPE and scaling is not None:
                 if bundle.rule.region.joint:
                     # NaN, under "propagate", is above nothing and yet leaves nothing as it was.
@@ -259,7 +215,7 @@ class Stepper:
                     # The paper's rule has paid all by now; one that mixes has nothing to pay if there was nothing.
                     if within and self._pays_all(bundle, found):
                         inside.setdefault(bundle.vector, []).append(bundle)
-                mine = mine._replace(scaling=_own(scaling, bundle, own[0].device))
+                mine = call._replace(scaling=_own(scaling, bundle, own[0].device))
             told.append(bundle.kernel.apply(bundle, own, mine))
             if self.write:
                 bundle.give_back(turn.gradients, own)
@@ -374,8 +330,7 @@ class Stepper:
         if skip is None:
             return
         if not host:
-            ledger.skipped += skip
-            ledger.streak.copy_(torch.where(skip, ledger.streak + 1, 0))
+            ledger.count(skip)
             return
         stop = bool(skip)
         if stop:

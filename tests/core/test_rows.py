@@ -7,6 +7,7 @@ import torch
 from carryclip import Drip, Gated, Norm, Shrunk, reference
 from carryclip.torch import UClip
 from carryclip.torch._namespace import row_squares
+from carryclip.torch._record import NotRecordableError, Symbol
 
 SHAPES = [(3, 4), (5, 4), (4,), (2, 2, 2), (7,), (6, 2, 2), (4,), (1, 9)]
 POLICIES = [True, False, Gated(), Drip(), Shrunk()]
@@ -98,3 +99,25 @@ def test_a_resumed_run_is_bit_equal_whether_carries_lie_in_packs_or_not():
         optimizer.step()
         resumed.step()
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(other, params, strict=True))
+
+
+class Unwritten(Shrunk):
+    """A policy that cannot be made a program."""
+
+    def mix(self, xp, gradient, carry, scaling):
+        """As ever, but for the recorder."""
+        if isinstance(gradient, Symbol):
+            raise NotRecordableError("this policy")
+        return super().mix(xp, gradient, carry, scaling)
+
+
+def test_rows_of_a_rule_that_cannot_be_recorded_take_the_pure_functions():
+    sent = []
+    for policy in (Shrunk(), Unwritten()):
+        param = torch.nn.Parameter(torch.zeros(5, 3))
+        clipper = UClip([param], Norm(0.5, over="row"), carry=policy)
+        for row in np.random.default_rng(4).standard_normal((20, 5, 3)):
+            param.grad = torch.tensor(row, dtype=torch.float32)
+            clipper.clip_()
+        sent.append(param.grad.clone())
+    torch.testing.assert_close(*sent)

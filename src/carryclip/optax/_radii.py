@@ -88,7 +88,7 @@ def fitted(rule: Rule, leaf: Leaf, size: Any, like: Any) -> Any:
         except ValueError:
             raise ValueError(
                 f"{owner}: the radius for {leaf.name} has shape {size.shape}, which does not fit the leaf's "
-                f"{jnp.shape(like)}."
+                f"{jnp.shape(like)}. Radii of its rows are written radius[:, None]."
             ) from None
         size = size[..., None] if jnp.iscomplexobj(like) else size
     return size.astype(dtype) if jnp.promote_types(size.dtype, dtype) == dtype else size

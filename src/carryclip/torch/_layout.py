@@ -276,7 +276,7 @@ def fitted(owner: str, size: Any, leaf: Leaf) -> Any:
     except RuntimeError:
         raise ValueError(
             f"{owner}: the radius for {leaf.name} has shape {tuple(size.shape)}, which does not fit the parameter's "
-            f"{tuple(leaf.param.shape)}."
+            f"{tuple(leaf.param.shape)}. Radii of its rows are written radius[:, None]."
         ) from None
 
 

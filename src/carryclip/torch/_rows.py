@@ -62,6 +62,8 @@ class RecordedRows(Rows):
         read = ("carry",) if bundle.rule.policy.carries else ()
         pairs = zip(bundle.pieces, arrays, strict=True)
         parts = [self.recorded.sums_of(bundle, piece, array, read, rows=True) for piece, array in pairs]
+        if None in parts:
+            return super().measure(bundle, arrays, clear=clear, inspect=inspect)
         found = Sums(**{name: _end_to_end([part[name] for part in parts]) for name in parts[0]})
         return found._replace(bad=~torch.isfinite(found.total_sq).all())
 
@@ -76,7 +78,10 @@ class RecordedRows(Rows):
         names = [name for name, value in zip(Scaling._fields, call.scaling, strict=True) if value is not None]
         key = "rows", id(bundle.rule), bundle.narrow, call.write, tuple(names)
         how = bundle, call._replace(tally=False, inspect=False), (1.0,), clock, tuple(names)
-        program, _ = self.recorded.program(key, partial(apply_of, rows=True), *how)
+        made = self.recorded.program(key, partial(apply_of, rows=True), *how)
+        if made is None:
+            return super().apply_one(bundle, piece, array, call, clock)
+        program, _ = made
         known = [x for x in call.scaling if x is not None]
         columns = [x if isinstance(x, Tensor) else torch.tensor(x, dtype=bundle.dtype) for x in known]
         stored = [x for x in piece.buffers[:-1] if x is not None]

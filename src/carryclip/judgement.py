@@ -227,13 +227,13 @@ def _why_no_bias(case: Case) -> str:
         return (
             f"Without the large gradients the mean is off by {observed.scaled_bias:.0%}: next to nothing to give back."
         )
+    reason = "The large gradients show no common direction: to all appearance they are noise, which is better cut."
     if math.isnan(case.mean_size):
-        return (
+        reason = (
             f"The large gradients showed no bias in {len(case.view.whole)} steps, but the mean gradient was too small "
             "to tell from noise, so that a bias may be hidden in it: watch for longer to be sure. As far as these "
             "steps show, they are noise, which is better cut."
         )
-    reason = "The large gradients show no common direction: to all appearance they are noise, which is better cut."
     if observed.floor > WORTHWHILE_BIAS:
         reason += f" (A bias below {observed.floor:.0%} would not show in so few steps.)"
     return reason

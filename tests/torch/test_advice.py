@@ -395,17 +395,12 @@ def test_a_mean_that_is_lost_makes_no_firm_advice():
     assert "mean gradient: lost in the noise" in text
     assert "none seen" not in text
     assert "The large gradients showed no bias in 400 steps, but the mean gradient was too small to tell" in text
-    known = str(watch(Norm(12.0), lambda rng, n: 1.0 + heavy(rng, n), steps=60).advise())
-    assert "lost in the noise" not in known
-    assert "too small to tell from noise, so that" not in known
 
 
-@pytest.mark.parametrize("radius", [1e6, 500.0])
-def test_what_is_cut_is_said_once_in_the_same_words(radius):
-    text = str(watch(Norm(radius), heavy).advise())
+def test_what_is_cut_is_said_in_the_same_words():
+    text = str(watch(Norm(1e6), heavy).advise())
     assert "0.0%" not in text
-    assert text.count("cuts nothing") == (2 if radius == 1e6 else text.count("cuts nothing"))
-    assert "only nothing" not in text
+    assert text.count("cuts nothing") == 2
     assert "Radius 50 cuts nothing, and no gradient stands out" in str(watch(Norm(50.0), noise()).advise())
 
 

@@ -20,6 +20,20 @@ from carryclip.regions import Adaptive, Component, Norm, Sign, Symmetric
 
 __version__ = "0.1.0"
 
+_ELSEWHERE = ("UClip", "uclip")
+"""What people look for here, and what is in the front ends, because it needs a framework."""
+
+
+def __getattr__(name: str) -> object:
+    # The import machinery asks for __path__ and the like, and turns an AttributeError into its own bare message.
+    if name in _ELSEWHERE:
+        raise ImportError(
+            "UClip is in carryclip.torch; uclip is in carryclip.optax. Write: from carryclip.torch import UClip, or: "
+            "from carryclip.optax import uclip."
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
     "EWMA",
     "RMS",

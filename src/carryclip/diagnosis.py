@@ -36,6 +36,9 @@ LONG_DELAY, STALE_DELAY = 10.0, 100.0
 SPIKE_RADII = 1e3
 UNDRAINABLE_RADII = 1e6
 SKIPS_IN_A_ROW = 10
+SHUT, SHUT_BESIDE = 1e-5, 2.0**-23
+"""Below both of these, the second times the gradient's norm, a radius is what rounding has left of 0: a schedule that
+comes to 0 ends at 2e-8 once it is compiled."""
 NORMS_REMEMBERED = 32
 """Measured gradient norms among which one looks for those that somebody has clipped before."""
 AT_THE_RADIUS, AT_A_CONSTANT = 3, 5
@@ -89,6 +92,8 @@ def dangers(
     unbounded: bool,
     optimizer: str = "",
     smooth: bool = True,
+    hasty: bool = True,
+    shut: bool = False,
 ) -> Iterator[tuple[str, str]]:
     """Kind and message of each danger that the figures show.
 
@@ -100,14 +105,21 @@ def dangers(
         unbounded: whether the policy lets the carry grow without end.
         optimizer: who is given the updates, in words; empty if that is not known.
         smooth: whether it averages what it is given, by momentum or as Adam does, so that it suffers from a delay.
+        hasty: whether the policy pays at once, so that another one is a remedy.
+        shut: whether the radius is 0, by which no carry and no delay can be judged.
     """
     weight = course.weight
     feed, delay = (course.mean_feed / weight, course.mean_delay / weight) if weight > 0.0 else (0.0, 0.0)
     enough = weight >= 0.999 * (1.0 - FEED_MEMORY**WINDUP_SAMPLES)
-    remedy = (
-        f"{f'With {optimizer}, leave' if optimizer else 'Leave'} carry= out: the default pays back slowly and cannot"
-    )
-    remedy += " wind up. Or take a larger radius."
+    remedy = _remedy(optimizer) if hasty else "Take a larger radius."
+    if streak >= SKIPS_IN_A_ROW:
+        yield (
+            "skips",
+            f"the last {int(streak)} steps were all skipped because gradients were not finite: nothing is "
+            f"being learned. {look}; a lower learning rate or loss scale usually helps.",
+        )
+    if shut:
+        return
     if unbounded and enough and carried > WINDUP_RADII and feed >= WINDUP_FEED:
         yield (
             "wind-up",
@@ -133,12 +145,17 @@ def dangers(
             f"the carry holds up to {carried:.3g} radii; a float32 buffer cannot pay that back one radius at a time. "
             f"{remedy}",
         )
-    if streak >= SKIPS_IN_A_ROW:
-        yield (
-            "skips",
-            f"the last {int(streak)} steps were all skipped because gradients were not finite: nothing is "
-            f"being learned. {look}; a lower learning rate or loss scale usually helps.",
-        )
+
+
+def _remedy(optimizer: str) -> str:
+    """What to do about a carry that pays at once."""
+    leave = f"With {optimizer}, leave" if optimizer else "Leave"
+    return f"{leave} carry= out: the default pays back slowly and cannot wind up. Or take a larger radius."
+
+
+def is_shut(radius: Any, gradient: Any) -> Any:
+    """Whether a radius is 0 but for rounding, beside the gradient's norm; numbers or arrays."""
+    return (radius <= SHUT) & (radius <= SHUT_BESIDE * gradient)
 
 
 def near(norm: float, top: float) -> bool:
@@ -256,10 +273,11 @@ def last_step(xp: Any, totals: Diagnosis) -> tuple[Any, ...]:
     """The metrics named in ``LAST_STEP``, from the sums over everything that took part in the step."""
     total, update, carry = (xp.sqrt(square) for square in (totals.total_sq, totals.update_sq, totals.carry_sq))
     radius = xp.sqrt(totals.radius_sq)
+    grad = xp.sqrt(totals.grad_sq)
     # What is clipped waits as far as it is kept; a policy that mixes keeps more than it has in mind to send.
     waiting = xp.where(update + carry < total, update + carry, total)
     return (
-        xp.sqrt(totals.grad_sq),
+        grad,
         total,
         update,
         carry,
@@ -267,5 +285,5 @@ def last_step(xp: Any, totals: Diagnosis) -> tuple[Any, ...]:
         ratio(xp, totals.clipped, totals.size),
         totals.ratio,
         ratio(xp, totals.fed, totals.weight),
-        ratio(xp, waiting, radius),
+        xp.where(is_shut(radius, grad), 0.0, ratio(xp, waiting, radius)),
     )

@@ -252,6 +252,23 @@ class UClip:
         past.add(1.0 - a, decay)
         return usual
 
+    def _share(self, key: Any, carry: dict) -> float:
+        """How much of the carry Shrunk adds: what stands out of its noise."""
+        square = _norm(carry.values()) ** 2
+        return max(0.0, 1.0 - self.noise_sq.get(key, 0.0) / square) if square > 0 else 0.0
+
+    def _estimate(self, key: Any, carry: dict, cut: dict, gamma: float) -> dict:
+        """Shrunk's next carry: the average of the cuts, each within memory radii; all of it within three radii."""
+        rho = 1.0 / self.policy.memory
+        length = _norm(cut.values())
+        within = gamma / rho / length if length > gamma / rho else 1.0
+        moved = {i: (1 - rho) * carry[i] + rho * within * cut[i] for i in carry}
+        noise_sq = (1 - rho) ** 2 * self.noise_sq.get(key, 0.0) + (rho * within * length) ** 2
+        size = _norm(moved.values())
+        keep = 3.0 * gamma / size if size > 3.0 * gamma else 1.0
+        self.noise_sq[key] = keep**2 * noise_sq
+        return {i: keep * moved[i] for i in moved}
+
     def _mix_norm(self, region: Norm, key: Any, members: list[int], clean: list, updates: list, t: int) -> float:
         gamma = self.radii[key]
         wide = np.float64
@@ -260,29 +277,21 @@ class UClip:
         size = _norm(g.values())
         a = gamma / size if size > gamma else 1.0  #                            clip(g, gamma) = a g
         usual = self._usual(key, a)
-        cap = self._cap()
+        cap, share = self._cap(), 0.0
         if isinstance(self.policy, Drip):
             rate = self.policy.rate
             owed = {i: carry[i] + usual * g[i] for i in members}
             v = {i: a * g[i] + rate * (owed[i] - a * g[i]) for i in members}
         else:
-            bias_sq, noise_sq = _norm(carry.values()) ** 2, self.noise_sq.get(key, 0.0)
-            h = max(0.0, 1.0 - noise_sq / bias_sq) if bias_sq > 0 else 0.0
-            v = {i: a * g[i] + h * carry[i] for i in members}
+            owed, share = {}, self._share(key, carry)
+            v = {i: a * g[i] + share * carry[i] for i in members}
         length = _norm(v.values())
         scale = gamma / length if length > gamma else 1.0
         if math.isnan(length):
             scale = math.nan
         if isinstance(self.policy, Shrunk):
-            rho = 1.0 / self.policy.memory
-            e = {i: usual * g[i] + h * carry[i] - scale * v[i] for i in members}
-            within = min(1.0, gamma / rho / _norm(e.values())) if _norm(e.values()) > 0 else 1.0
-            e = {i: within * e[i] for i in members}
-            owed = {i: (1 - rho) * carry[i] + rho * e[i] for i in members}
-            most = 3.0 * gamma
-            keep = min(1.0, most / _norm(owed.values())) if _norm(owed.values()) > 0 else 1.0
-            owed = {i: keep * owed[i] for i in members}
-            self.noise_sq[key] = keep**2 * ((1 - rho) ** 2 * noise_sq + rho**2 * _norm(e.values()) ** 2)
+            lacking = {i: usual * g[i] + share * carry[i] - scale * v[i] for i in members}
+            owed = self._estimate(key, carry, lacking, gamma)
         u, rest = {}, {}
         for i in members:
             kind = clean[i].dtype

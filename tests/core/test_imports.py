@@ -79,6 +79,16 @@ def test_without_its_framework_a_module_says_what_to_install(module):
     assert "carryclip[" not in done.stderr, "no index has it"
 
 
+@pytest.mark.parametrize("name", ["UClip", "uclip"])
+def test_who_looks_for_uclip_in_the_package_is_told_where_it_is(name):
+    with pytest.raises(ImportError, match=r"UClip is in carryclip\.torch; uclip is in carryclip\.optax"):
+        exec(f"from carryclip import {name}")
+    with pytest.raises(AttributeError, match="has no attribute 'Uclap'"):
+        carryclip.Uclap  # noqa: B018
+    done = loaded_after("import carryclip; getattr(carryclip, 'other', None)")
+    assert not done & {"numpy", "torch", "jax", "optax"}
+
+
 def test_without_lightning_its_callback_says_what_to_install():
     hidden = "sys.modules['lightning'] = sys.modules['lightning.pytorch'] = sys.modules['pytorch_lightning'] = None"
     code = f"import sys; {hidden}; import carryclip.integrations.lightning"

@@ -1,5 +1,6 @@
 """Each snippet of the how-to pages is a whole script: it runs by itself, with nothing at hand but what it imports."""
 
+import json
 import re
 import warnings
 from pathlib import Path
@@ -65,3 +66,18 @@ def test_the_faq_says_what_the_cost_table_has():
     ratios = [float(x) for x in re.findall(r"^\| eager Norm(?:, Shrunk)? \| [\d.]+ \| ([\d.]+)", speed, re.MULTILINE)]
     assert ratios
     assert all(1.5 < ratio < 3.5 for ratio in ratios)
+
+
+def test_readme_and_faq_say_what_whole_training_steps_cost():
+    rows = json.loads((DOCS.parent / "benchmarks" / "results.json").read_text(encoding="utf-8"))["rows"]
+    ours = ("U-Clip Norm", "U-Clip Component")
+    cost = [100 * (row["ratio"] - 1) for row in rows if row["part"] == "end to end" and row["name"] in ours]
+    said = f"{min(cost):.0f} to {max(cost):.0f} %"
+    for page in (DOCS.parent / "README.md", DOCS / "faq.md"):
+        assert said in page.read_text(encoding="utf-8"), page.name
+
+
+def test_pages_say_how_long_the_example_of_a_task_is():
+    count = len((DOCS.parent / "examples" / "own_task" / "diabetes.py").read_text(encoding="utf-8").splitlines())
+    assert f"a task in {count} lines" in (DOCS / "gallery.md").read_text(encoding="utf-8")
+    assert f"is one of {count} lines" in (DOCS / "experiments" / "index.md").read_text(encoding="utf-8")

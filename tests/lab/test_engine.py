@@ -447,6 +447,7 @@ def test_stopping_is_clean_and_says_how_to_go_on(tmp_path, number):
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "To go on" in out
+    assert f"carryclip report --store {store}" in out.replace("\n", " ")
     assert "Traceback" not in out
     with Store(store) as opened:
         assert opened.progress("study") == {"waiting": 2}

@@ -411,6 +411,19 @@ def test_a_study_without_results_has_a_page_too(tmp_path):
     assert "Partial results." in text
 
 
+@pytest.mark.parametrize("default", [False, True])
+def test_the_page_says_where_the_default_carry_was_not_run(tmp_path, default):
+    chosen = (*METHODS.values(), {**METHODS["U-Clip"], "carry": "Shrunk()"}) if default else METHODS.values()
+    runs = [Spec(task="digits", optimizer="sgd", lr=0.1, epochs=9, batch=5, seed=0, **each) for each in chosen]
+    with Store(tmp_path / "runs.sqlite") as store:
+        store.add(Study("new", "New", "small", tuple(runs)))
+        text = build(store, ["new"], tmp_path, formats=()).read_text(encoding="utf-8")
+    said = "U-Clip here is the paper's carry, carry=True. The default of carryclip is not in this study."
+    assert (said in text) != default
+    if not default:
+        assert text.index(said) < text.index('<section id="results"')
+
+
 def test_what_is_wrong_is_said(tmp_path, capsys):
     store = tmp_path / "runs.sqlite"
     assert main(str(store), [], str(tmp_path / "out"), None) == 2

@@ -26,7 +26,7 @@ from carryclip import (
     Sign,
     Symmetric,
 )
-from carryclip.diagnosis import LAST_STEP, RUNNING
+from carryclip.diagnosis import LAST_STEP, RUNNING, Course, dangers
 from carryclip.optax import UClipState, check, metrics, uclip
 from carryclip.optax._namespace import xp
 from carryclip.reference import UClip as Reference
@@ -203,6 +203,27 @@ def test_a_schedule_that_comes_to_0_is_told_by_check():
         check(run(tx, 8)[1])
     mean = Symmetric(std=lambda step: jnp.maximum(0.0, 1.0 - step / 5))
     check(run(uclip(mean, Gated(), metrics_every=1), 8)[1])  # here the running mean still gets through
+
+
+@pytest.mark.parametrize("carry", [Shrunk(), Drip(), True], ids=repr)
+def test_a_linear_schedule_that_ends_at_0_is_told_and_no_delay(carry):
+    """Compiled, it ends at 2e-8."""
+    tx = optax.chain(uclip(Norm(optax.linear_schedule(1.0, 0.0, 20)), carry, metrics_every=10), optax.sgd(0.1))
+    state = run(tx, 60)[1]
+    with pytest.warns(CarryClipWarning) as seen:
+        check(state)
+    assert len(seen) == 1
+    assert "the radius was 0 at step 59" in str(seen[0].message)
+    assert float(metrics(state)["delay"]) == 0.0
+
+
+def test_the_default_is_not_told_to_leave_carry_out():
+    course = Course(0.0, 1.0, 50.0, 0.0)
+    for hasty in (True, False):
+        ((kind, said),) = dangers(1.0, course, 0.0, look="", unbounded=False, optimizer="Adam", hasty=hasty)
+        assert kind == "delay"
+        assert ("leave carry= out" in said) == hasty
+        assert "larger radius" in said
 
 
 def test_one_replica_does_not_hide_the_wind_up_of_another():
@@ -784,5 +805,5 @@ def test_check_without_metrics_tells_what_can_be_told():
     state = tx.init(jnp.zeros(1))
     for _ in range(3):
         _, state = tx.update(jnp.full(1, 100.0), state)
-    with pytest.raises(ValueError, match="after 3 steps the carry has norm 297, and 0 steps were skipped"):
+    with pytest.raises(ValueError, match=r"norm 297, and 0 steps were skipped\. Before momentum or Adam"):
         check(state)

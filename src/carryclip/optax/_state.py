@@ -10,7 +10,7 @@ import optax
 from jax import tree_util
 
 from carryclip.algorithm import Rule
-from carryclip.diagnosis import LAST_STEP, RUNNING, Course, dangers, warn_user
+from carryclip.diagnosis import LAST_STEP, RUNNING, Course, dangers, is_shut, warn_user
 from carryclip.moments import EWMA, Moments, Welford
 from carryclip.policy import Policy
 from carryclip.radius import RMS, Average, Past, Quantile, ZScore
@@ -233,7 +233,8 @@ def _told_unmeasured(own: UClipState, where: str) -> dict[str, str]:
         raise ValueError(
             f"check() cannot judge the carry{where}: this uclip measures nothing. Make it with uclip(region, "
             f"metrics_every=10). What can be told: after {steps} steps the carry has norm {size:.3g}, and {skipped} "
-            "steps were skipped."
+            "steps were skipped. Before momentum or Adam such a carry is itself the trouble: it often trains far worse "
+            "than plain clipping at the same learning rate. There, leave carry= out, or write carry=False."
         )
     if steps >= 10 and skipped > steps / 2:
         return {"skips": f"{skipped} of {steps} steps were skipped because gradients were not finite. {_LOOK}."}
@@ -252,12 +253,19 @@ def _told(own: UClipState, optimizer: str) -> dict[str, str]:
         "unbounded": isinstance(own.policy, FullCarry),
         "optimizer": optimizer,
         "smooth": bool(optimizer),
+        "hasty": _is_hasty(own),
     }
-    for ratio, row, skips in zip(carried, course.reshape(len(carried), -1), streak.reshape(-1), strict=True):
-        for kind, message in dangers(float(ratio), Course(*map(float, row)), float(skips), **how):
+    gradient, update, radius = (
+        last[..., LAST_STEP.index(name)] for name in ("grad_norm", "update_norm", "radius_norm")
+    )
+    total = last[..., LAST_STEP.index("sum_norm")]
+    # Where a mean gets through a radius of 0, as with Symmetric, the update is not of the radius' size.
+    shut = is_shut(radius, gradient) & (update <= 2.0 * radius) & ((total > 0.0) | (gradient > 0.0))
+    rows = zip(carried, course.reshape(len(carried), -1), streak.reshape(-1), shut.reshape(-1), strict=True)
+    for ratio, row, skips, closed in rows:
+        for kind, message in dangers(float(ratio), Course(*map(float, row)), float(skips), shut=bool(closed), **how):
             found.setdefault(kind, message)
-    total, update, radius = (last[..., LAST_STEP.index(name)] for name in ("sum_norm", "update_norm", "radius_norm"))
-    if np.any((radius == 0.0) & (update == 0.0) & (total > 0.0)):
+    if np.any(shut):
         found["shut"] = (
             f"the radius was 0 at step {np.max(np.asarray(own.watch.at))}, and so was the update. If a schedule has "
             "come to 0, end it at a small positive radius."

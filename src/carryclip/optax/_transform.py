@@ -48,7 +48,8 @@ def uclip(
     Args:
         region: where updates must lie: ``Norm(1.0)``, ``Component(0.1)``, ...; or a mapping from labels to regions, in
             which None leaves a label alone.
-        carry: what becomes of what is cut. The default pays it back slowly, and is safe with momentum and Adam.
+        carry: what becomes of what is cut. The default adds back, a little at each step, the bias that
+            it has measured, and is safe with momentum and Adam.
             ``Shrunk()`` and ``Drip()`` are such policies, False is plain clipping. True is the full carry of the paper;
             it, ``Gated()``, ``Capped(radii)`` and ``Leaky(kappa)`` are for SGD without momentum.
         nonfinite: what to do with inf and NaN: ``"skip"`` the step (the state stays, the update is 0), ``"zero"`` the

@@ -40,7 +40,8 @@ class UClip:
             for the explicit form (call ``clip_()`` between ``backward()`` and ``step()``).
         region: where updates must lie, e.g. ``Norm(1.0)``; or a mapping from param group (number or name) to region or
             None. A param group may also hold its own under the key ``"uclip"``.
-        carry: what becomes of what is cut. The default pays it back slowly, and is safe with momentum and Adam.
+        carry: what becomes of what is cut. The default adds back, a little at each step, the bias that
+            it has measured, and is safe with momentum and Adam.
             ``Shrunk()`` and ``Drip()`` are such policies, False is plain clipping. True is the full carry of the paper;
             it, ``Gated()``, ``Capped(radii)`` and ``Leaky(kappa)`` are for SGD without momentum.
         nonfinite: ``"skip"``, ``"zero"`` (bad entries become 0), ``"raise"`` or ``"propagate"``.

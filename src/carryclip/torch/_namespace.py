@@ -86,7 +86,7 @@ class TorchNamespace:
         return x * a + y * b
 
     @classmethod
-    def between(cls, x: torch.Tensor, a: Any, y: torch.Tensor, weight: float, scale: Any) -> torch.Tensor:
+    def between(cls, x: torch.Tensor, a: Any, y: torch.Tensor, weight: Any, scale: Any) -> torch.Tensor:
         """The vector (1 - weight)·a·x + weight·y, times ``scale``; where all else is 1 and x is y, that is x."""
         return cls.lerp(x * a, y, weight) * scale
 

@@ -20,6 +20,7 @@ from carryclip.diagnosis import (
     clipped_before,
     dangers,
     followed,
+    is_shut,
     warn_user,
 )
 from carryclip.groups import describe
@@ -189,7 +190,8 @@ class Watch:
         if self.quiet:
             return
         course = Course(*(named[name] for name in Course._fields))
-        how = {"unbounded": not self.policy.bounded, "smooth": self.traits.smooths}
+        how = {"unbounded": not self.policy.bounded, "smooth": self.traits.smooths, "hasty": self.policy.hasty}
+        how["shut"] = is_shut(named["radius_norm"], named["grad_norm"])
         look = "clipper.nonfinite_parameters() names the parameters"
         for kind, message in dangers(
             named["carry_ratio"], course, named["streak"], look=look, optimizer=self.traits.in_words(), **how

@@ -248,10 +248,10 @@ def sentence(verdict: Verdict) -> str:
     """A family's verdict with the numbers behind it."""
     said = f"{PHRASES[verdict.word]}: surely better in {verdict.better} and surely worse in {verdict.worse} of "
     said += f"{verdict.lines} comparisons"
-    if not math.isnan(verdict.gone):
+    if verdict.better and not math.isnan(verdict.gone):  # else it is noise
         said += f", {verdict.gone:.0%} of plain clipping's error gone"
     better, worse = verdict.than_none
-    return f"{said}. Against no clipping, each at its best rate: better in {better}, worse in {worse}."
+    return f"{said}. The default against no clipping, each at its best rate: better in {better}, worse in {worse}."
 
 
 def controlled(found: Sequence[Line], rules: Rules) -> list[tuple[str, str, str]]:

@@ -55,7 +55,7 @@ def loop(model: str, method: str) -> Callable[[], Any]:
         if clipping in ("torch", "floor"):
             torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         if carries:
-            torch._foreach_add_(carries, [p.grad for p in net.parameters()])
+            torch._foreach_add_(carries, [p.grad for p in net.parameters() if p.grad is not None])
         optimizer.step()
 
     return step

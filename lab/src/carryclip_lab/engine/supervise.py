@@ -65,7 +65,8 @@ def supervise(
             store.give_back(owner)
             console.print(
                 f"\nStopped. What is done is in {path}; half-done runs go on from their last checkpoint.\n"
-                f"To go on: the same command again. To look: carryclip status --store {path}",
+                f"To go on: the same command again. To look: carryclip status --store {path}\n"
+                f"For a report of what is there: carryclip report --store {path}",
                 highlight=False,
                 markup=False,
             )

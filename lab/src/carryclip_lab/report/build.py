@@ -18,6 +18,7 @@ from carryclip_lab import grid
 from carryclip_lab.analysis import rule, tables
 from carryclip_lab.analysis.answers import DEFAULT
 from carryclip_lab.analysis.claims import VERDICTS, Claim
+from carryclip_lab.analysis.naming import method_of
 from carryclip_lab.analysis.summary import summaries
 from carryclip_lab.commands.output import make_folder, tells_errors
 from carryclip_lab.report import runs
@@ -122,6 +123,7 @@ def render(
             waiting=[line for line in claims if line[0].verdict == NOT_RUN],
             counts=[(each, sum(claim.verdict == each for claim, _ in claims)) for each in VERDICTS],
             together=_together(shown),
+            paper_alone=paper_alone(shown),
             ruled={study: said for study, said in (ruled or {}).items() if said["lines"]},
             verdicts=[verdict for verdict in VERDICTS if any(claim.verdict == verdict for claim, _ in claims)],
             done=sum(section.done for section in shown),
@@ -134,6 +136,12 @@ def render(
             data=_data({"runs": runs.table(shown), "figures": _numbers(pictures), "claims": _claims(claims)}),
         )
     )
+
+
+def paper_alone(shown: Iterable[Section]) -> bool:
+    """Whether the runs have the paper's carry, but not the one that the library takes by default."""
+    carries = {method_of(record.spec).carry for section in shown for record in section.records}
+    return True in carries and DEFAULT not in carries
 
 
 def _trial(section: Section) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from carryclip.bias import BLOCK, Effect, Tail, observed_effect, view_of
-from carryclip.diagnosis import LAST_STEP
-from carryclip.judgement import UNKNOWN, Case, Judgement, Traits, Verdict, judge, times
+from carryclip.diagnosis import AT_A_CONSTANT, LAST_STEP, clipped_before, near
+from carryclip.judgement import UNKNOWN, Case, Judgement, Traits, Verdict, cut, judge, times
 from carryclip.regions import Component, Norm, Region
 
 LEAST_STEPS = 20
@@ -24,6 +24,11 @@ QUANTILES = (0.5, 0.9, 0.99, 1.0)
 LONG_DELAY = 2.0
 CAVEAT = "Numbers cannot tell signal from corruption: if large gradients are bad data, take carry=False instead."
 NO_CLIPPING = "# remove the clipping"
+ASK_AGAIN = "# take the other clipping out, watch anew, then ask again"
+LIMITED = 0.02
+"""Share of steps whose norm must be the largest one, to be taken for clipped by somebody else."""
+OTHER_WAY = 0.05
+"""How far gradients of the same norm must be apart, relative to the largest entry, not to be the same gradient."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,8 @@ class Advice:
     """
 
     verdict: Verdict
-    """What to do with the observed region: keep it, take a larger radius, or train without clipping."""
+    """What to do with the observed region: keep it, take a larger radius, or train without clipping. "unknown" where
+    somebody has clipped the gradients before they were seen."""
     carry: bool
     """Whether to have the carry; if not, plain clipping does as well or better."""
     line: str
@@ -55,6 +61,8 @@ class Advice:
     """What the suggested radius would do, if another one is suggested."""
 
     def __str__(self) -> str:
+        if self.verdict == "unknown":  # all other figures are of what somebody has clipped
+            return "\n".join([self._heading(), self._sizes(), f"Advice: {self.reason}", f"    {self.line}"])
         lines = [self._heading(), *self._gradients(), _figures("observed", self.observed, self.unit)]
         if self.suggested is not None:
             lines.append(_figures("suggested", self.suggested, self.unit))
@@ -73,18 +81,21 @@ class Advice:
             whose = f" of {self.optimizer}"
         return f"Observed {self.steps} steps{whose}{skipped}."
 
-    def _gradients(self) -> list[str]:
+    def _sizes(self) -> str:
         seen = ", ".join(f"{_share(q)} {value:.3g}" for q, value in self.quantiles.items())
-        what, mean = "gradient norm", f"norm {self.mean_size:.3g}"
+        return f"  {'|gradient| per coordinate' if self.unit == 'coordinates' else 'gradient norm'}: {seen}"
+
+    def _gradients(self) -> list[str]:
+        mean = f"norm {self.mean_size:.3g}"
         if self.unit == "coordinates":
-            what, mean = "|gradient| per coordinate", f"at most {self.mean_size:.3g} in 99% of the coordinates"
+            mean = f"at most {self.mean_size:.3g} in 99% of the coordinates"
         if math.isnan(self.mean_size):
             mean = "lost in the noise of these steps"
         weight = "light, no gradient stands out"
         if self.tail.heavy:
             weight = "heavy, some gradients are far larger than most"
         return [
-            f"  {what}: {seen}",
+            self._sizes(),
             f"  tail: 99% quantile over median, {BLOCK} steps at a time: {times(self.tail.ratio)}; {weight}",
             f"  mean gradient: {mean}",
         ]
@@ -147,7 +158,10 @@ def advise(
             observed=observed_effect(view, region, _number(region, step), radii),
             stock=stock or {},
         )
-        judgement = judge(case)
+        limit = _limit(samples, norms)
+        judgement = (
+            judge(case) if limit is None else Judgement("unknown", None, False, _why_unknown(*limit, len(norms)))
+        )
         quantiles = {q: view.size_quantile(q) for q in QUANTILES}
     return Advice(
         verdict=judgement.verdict,
@@ -166,6 +180,35 @@ def advise(
     )
 
 
+def _limit(samples: np.ndarray, norms: np.ndarray) -> tuple[float, int] | None:
+    """The norm to which somebody has clipped what was seen, and in how many steps; None if nothing shows that.
+
+    Many norms are the largest one but for rounding, and they are not of one and the same gradient: those point
+    elsewhere, or the number is a round one.
+    """
+    top = float(norms.max())
+    if not top > 0.0:
+        return None
+    here = np.array([near(float(norm), top) for norm in norms])
+    count = int(here.sum())
+    if count < max(AT_A_CONSTANT, LIMITED * len(norms)) or len(set(norms[here].tolist())) == 1:
+        return None
+    rows = np.nan_to_num(samples[here], nan=0.0)
+    largest = float(np.abs(rows).max(initial=0.0))
+    if bool(np.any(np.abs(rows - rows[0]) > OTHER_WAY * largest)):
+        return top, count
+    limit = clipped_before(norms.tolist(), None)
+    return None if limit is None else (limit, count)
+
+
+def _why_unknown(limit: float, count: int, steps: int) -> str:
+    return (
+        f"None yet. The largest norms are all exactly {limit:.5g} ({count} of {steps} steps): something clips the "
+        "gradients before they are seen here (clip_grad_norm_, max_grad_norm, gradient_clip_val), and these figures "
+        "are of what that leaves. Take it out while you watch, with a new watcher, then ask again."
+    )
+
+
 def _number(region: Region, step: Any) -> float | None:
     """The radius if it is one number for all steps, or, for a ``Component``, what its schedule says for ``step``."""
     if not isinstance(region, (Norm, Component)):
@@ -179,8 +222,8 @@ def _number(region: Region, step: Any) -> float | None:
 
 
 def _line(case: Case, judgement: Judgement) -> str:
-    if judgement.verdict == "remove":
-        return NO_CLIPPING
+    if judgement.verdict in ("remove", "unknown"):
+        return NO_CLIPPING if judgement.verdict == "remove" else ASK_AGAIN
     region, kind = repr(case.region), type(case.region).__name__
     if judgement.suggested is not None:
         region = f"{kind}({judgement.suggested.radius:.15g})"
@@ -198,10 +241,7 @@ def _figures(which: str, effect: Effect, unit: str) -> str:
         what = f"radius {effect.radius:g} ({which})"
     if effect.clipped == 0.0:
         return f"  {what}: cuts nothing"
-    return (
-        f"  {what}: cuts {effect.clipped:.1%} of the {unit}; bias {_words(effect.bias)}, after the best scale "
-        f"{_words(effect.scaled_bias)}"
-    )
+    return f"  {what}: cuts {cut(effect, unit)}; {_bias(effect.bias, effect.scaled_bias)}"
 
 
 def _what_matters(optimizer: Traits) -> str:
@@ -216,9 +256,15 @@ def _share(q: float) -> str:
     return "max" if q == 1 else f"{q:.0%}"
 
 
-def _words(bias: float) -> str:
-    if math.isnan(bias):
-        return "seen, of unknown size"
+def _bias(bias: float, scaled: float) -> str:
+    """Both biases in words: 0 is one that cannot be told from noise, NaN one that is seen but cannot be measured."""
+    if bias == 0.0 and scaled == 0.0:
+        return "bias: too small to tell from noise"
+    if bias == 0.0 and math.isnan(scaled):
+        return "bias: seen after the best scale only, of unknown size"
     if bias == 0.0:
-        return "none seen"
-    return f"{bias:.1%}"
+        return f"bias: its size is lost in the noise; after the best scale {scaled:.1%}"
+    words = "bias: seen, of unknown size" if math.isnan(bias) else f"bias {bias:.1%}"
+    if math.isnan(scaled):
+        return words if math.isnan(bias) else f"{words}, after the best scale seen, of unknown size"
+    return f"{words}, after the best scale {'too small to tell from noise' if scaled == 0.0 else f'{scaled:.1%}'}"

@@ -158,6 +158,11 @@ def is_shut(radius: Any, gradient: Any) -> Any:
     return (radius <= SHUT) & (radius <= SHUT_BESIDE * gradient)
 
 
+def near(norm: float, top: float) -> bool:
+    """Whether both may have been clipped to the same limit, ``top`` being the larger one."""
+    return top - norm <= min(3e-6 * top + 1e-6, 1e-4 * top)
+
+
 def clipped_before(norms: Sequence[float], radius: float | None) -> float | None:
     """The norm to which gradients were clipped before they came here; None if nothing shows that they were.
 
@@ -171,7 +176,7 @@ def clipped_before(norms: Sequence[float], radius: float | None) -> float | None
     """
     known = [norm for norm in norms if math.isfinite(norm)]
     top = max(known, default=0.0)
-    same = [norm for norm in known if top - norm <= min(3e-6 * top + 1e-6, 1e-4 * top)]
+    same = [norm for norm in known if near(norm, top)]
     beside = min(2e-5 * top + 1e-6, 1e-4 * top)
     if top == 0.0 or len(same) < AT_THE_RADIUS:
         return None

@@ -27,8 +27,8 @@ LEAST_SHRINK = 0.1
 UNEVEN = 0.25
 """How much more of the mean gradient must be lost than the share that is cut, to count as lost by the large ones."""
 
-Verdict = Literal["keep", "change", "remove"]
-"""Keep the observed region, take a larger radius, or train without clipping."""
+Verdict = Literal["keep", "change", "remove", "unknown"]
+"""Keep the observed region, take a larger radius, train without clipping; or it cannot be told from what was seen."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def _two_digits_up(value: float) -> float:
 
 
 def _why_larger(case: Case, larger: Effect, wrong: str) -> str:
-    then = f"{larger.radius:g} cuts {larger.clipped:.1%} of the {case.view.unit}"
+    then = f"{larger.radius:g} cuts {cut(larger, case.view.unit)}"
     if case.skewed(larger):
         then += ", and the carry gives back what that takes from the mean."
     elif larger.clipped <= RARELY and not case.tail.heavy:
@@ -193,15 +193,16 @@ def _why_none(case: Case) -> str:
     if observed.radius == math.inf:
         return "An infinite radius clips nothing."
     return (
-        f"You need no clipping. {_name(observed).capitalize()} cuts {observed.clipped:.1%} of the {case.view.unit}, "
-        "and no gradient stands out. As a guard against bad batches it does no harm."
+        f"You need no clipping. {_name(observed).capitalize()} cuts {cut(observed, case.view.unit)}, and no gradient "
+        "stands out. As a guard against bad batches it does no harm."
     )
 
 
 def _why_plain(case: Case) -> str:
     observed, optimizer = case.observed, case.optimizer
     if observed.clipped <= RARELY:
-        reason = f"It is a guard against large gradients, and cuts only {observed.clipped:.1%} of the {case.view.unit}."
+        only = "only " if observed.clipped > 0.0 else ""
+        reason = f"It is a guard against large gradients, and cuts {only}{cut(observed, case.view.unit)}."
     elif case.tail.heavy:
         reason = _why_no_bias(case)
     elif optimizer.divides:
@@ -227,6 +228,12 @@ def _why_no_bias(case: Case) -> str:
             f"Without the large gradients the mean is off by {observed.scaled_bias:.0%}: next to nothing to give back."
         )
     reason = "The large gradients show no common direction: to all appearance they are noise, which is better cut."
+    if math.isnan(case.mean_size):
+        reason = (
+            f"The large gradients showed no bias in {len(case.view.whole)} steps, but the mean gradient was too small "
+            "to tell from noise, so that a bias may be hidden in it: watch for longer to be sure. As far as these "
+            "steps show, they are noise, which is better cut."
+        )
     if observed.floor > WORTHWHILE_BIAS:
         reason += f" (A bias below {observed.floor:.0%} would not show in so few steps.)"
     return reason
@@ -245,6 +252,15 @@ def _name(effect: Effect) -> str:
     if effect.radius is None:
         return "the region"
     return f"radius {effect.radius:g}"
+
+
+def cut(effect: Effect, unit: str) -> str:
+    """How much is cut, to read."""
+    if effect.clipped == 0.0:
+        return "nothing"
+    if effect.clipped < 0.0005:
+        return f"less than 0.1% of the {unit}"
+    return f"{effect.clipped:.1%} of the {unit}"
 
 
 def times(value: float) -> str:

@@ -2,6 +2,7 @@
 
 import copy
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn, optim
 
-from carryclip import Adaptive, Component, Gated, Norm, Sign, Welford
+from carryclip import Adaptive, CarryClipWarning, Component, Gated, Norm, Sign, Welford
 from carryclip.advice import Traits, advise
 from carryclip.bias import BLOCK, CoordinateView, NormView
 from carryclip.diagnosis import LAST_STEP
@@ -303,6 +304,104 @@ def test_the_docs_name_the_limits_that_are_used():
     assert "more than ten times shorter" in page
     for limit in limits:
         assert limit in page.replace("\n  ", " ").replace("\n", " "), limit
+
+
+# ------------------------------------------------------------------ what somebody has clipped before
+
+
+def clipped_to(limit, draw):
+    """As ``clip_grad_norm_`` leaves them."""
+
+    def cut(rng, n):
+        row = draw(rng, n).astype(np.float32)
+        return row * min(1.0, limit / (np.linalg.norm(row) + 1e-6))
+
+    return cut
+
+
+@pytest.mark.filterwarnings("ignore:.*already clipped")
+@pytest.mark.parametrize("kind", [optim.SGD, optim.AdamW])
+@pytest.mark.parametrize("region", [Norm(0.3), Norm(0.1), Component(0.05)], ids=repr)
+@pytest.mark.parametrize("limit", [0.3, 0.2718], ids=str)
+def test_what_is_clipped_already_is_not_judged(kind, region, limit):
+    advice = watch(region, clipped_to(limit, noise()), kind=kind).advise()
+    assert (advice.verdict, advice.carry, advice.suggested) == ("unknown", False, None)
+    assert f"The largest norms are all exactly {limit:g} (400 of 400 steps): something clips the grad" in advice.reason
+    assert "(clip_grad_norm_, max_grad_norm, gradient_clip_val)" in advice.reason
+    assert "Take it out while you watch, with a new watcher, then ask again" in advice.reason
+    assert "bias" not in str(advice)
+    assert str(advice).splitlines()[-1] == "    # take the other clipping out, watch anew, then ask again"
+
+
+def test_the_loop_of_a_newcomer_is_seen_through():
+    torch.manual_seed(0)
+    net = nn.Linear(20, 1)
+    optimizer = optim.AdamW(net.parameters(), lr=1e-3)
+    watcher = UClip(optimizer, Norm(0.3), observe=True)
+
+    def loop():
+        for _ in range(200):
+            optimizer.zero_grad()
+            x = torch.randn(16, 20)
+            (net(x) - 3 * x[:, :1]).square().mean().backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 0.3)
+            optimizer.step()
+
+    with pytest.warns(CarryClipWarning, match=r"already clipped to a norm of 0\.3, and advise\(\) sees only"):
+        loop()
+    assert "exactly 0.3 (200 of 200 steps)" in watcher.advise().reason
+
+
+@pytest.mark.parametrize(("limit", "seen"), [(7.0, True), (8.2, True), (30.0, False)])
+def test_a_limit_that_is_reached_now_and_then_is_seen(limit, seen):
+    rng = np.random.default_rng(0)
+    rows = np.array([clipped_to(limit, noise())(rng, 50) for _ in range(300)])
+    advice = judge(rows, Norm(2.0), KINDS[0])
+    assert (advice.verdict == "unknown") == seen, "without torch too"
+
+
+def test_gradients_that_are_alike_are_not_taken_for_clipped_ones():
+    steps = np.arange(300)
+    turn = np.exp(-1e-8 * steps)[:, None] * np.stack([3 + 1e-5 * steps, 4 - 0.75e-5 * steps], axis=1)
+    signs = np.where(np.random.default_rng(0).random((300, 8)) < 0.5, -1.0, 1.0)
+    for rows in (np.tile([3.0, 4.0], (300, 1)), turn * 1.037, signs):
+        assert judge(rows, Norm(2.0), KINDS[0]).verdict != "unknown"
+
+
+# ------------------------------------------------------------------ words that agree with each other
+
+
+@pytest.mark.parametrize(
+    ("bias", "scaled", "words"),
+    [
+        (0.38, 0.12, "bias 38.0%, after the best scale 12.0%"),
+        (0.38, 0.0, "bias 38.0%, after the best scale too small to tell from noise"),
+        (0.0, 0.0, "bias: too small to tell from noise"),
+        (0.0, 1.0, "bias: its size is lost in the noise; after the best scale 100.0%"),
+        (0.0, np.nan, "bias: seen after the best scale only, of unknown size"),
+        (np.nan, np.nan, "bias: seen, of unknown size"),
+        (np.nan, 0.5, "bias: seen, of unknown size, after the best scale 50.0%"),
+        (0.5, np.nan, "bias 50.0%, after the best scale seen, of unknown size"),
+    ],
+)
+def test_a_bias_in_words(bias, scaled, words):
+    advice = watch(Norm(7.0), heavy).advise()
+    observed = replace(advice.observed, bias=bias, scaled_bias=scaled)
+    assert f"of the steps; {words}\n" in str(replace(advice, observed=observed))
+
+
+def test_a_mean_that_is_lost_makes_no_firm_advice():
+    text = str(watch(Norm(7.0), heavy).advise())
+    assert "mean gradient: lost in the noise" in text
+    assert "none seen" not in text
+    assert "The large gradients showed no bias in 400 steps, but the mean gradient was too small to tell" in text
+
+
+def test_what_is_cut_is_said_in_the_same_words():
+    text = str(watch(Norm(1e6), heavy).advise())
+    assert "0.0%" not in text
+    assert text.count("cuts nothing") == 2
+    assert "Radius 50 cuts nothing, and no gradient stands out" in str(watch(Norm(50.0), noise()).advise())
 
 
 # ------------------------------------------------------------------ what always holds

@@ -411,7 +411,7 @@ SHARED = optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
         (
             lambda: UClip(nn.Linear(1, 1), Norm(1.0), carry=True),
             TypeError,
-            r"not a module: pass the optimizer, or model\.parameters",
+            r"not a module: pass the optimizer, and its step\(\) clips\. model\.parameters\(\) is for loops",
         ),
         (
             lambda: UClip(3, Norm(1.0), carry=True),

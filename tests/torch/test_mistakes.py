@@ -173,8 +173,16 @@ def test_a_gradient_that_never_changes_is_not_taken_for_a_clipped_one():
     assert clipper.metrics()["grad_norm"] == 5.0
 
 
-def test_watching_and_metrics_that_are_off_say_nothing():
-    assert left_in(1.0, Norm(1.0), observe=True) == []
+@pytest.mark.parametrize(("limit", "region"), [(1.0, Norm(1.0)), (0.3, Norm(0.1)), (0.3, Component(0.1))], ids=repr)
+def test_while_watching_it_is_said_what_is_seen(limit, region):
+    said = left_in(limit, region, observe=True)
+    assert len(said) == 1
+    assert f"already clipped to a norm of {limit:g}, and advise() sees only what that leaves" in said[0]
+    assert "Take the clip_grad_norm_ call out of the training loop while you watch" in said[0]
+
+
+def test_watching_says_nothing_of_the_carry_and_metrics_that_are_off_say_nothing():
+    assert left_in(1e6, Norm(0.01), observe=True) == []
     assert left_in(1.0, Norm(1.0), metrics_every=0) == []
 
 
@@ -202,6 +210,163 @@ def test_what_counts_as_clipped_before():
     assert clipped_before([math.nan] * 32, 1.0) is None
     assert clipped_before([0.0] * 32, 0.0) is None
     assert clipped_before([], 1.0) is None
+
+
+# ---------------------------------------------------------------------- one cause, one remedy
+
+
+def steady(clipper, optimizer, steps, size):
+    """Steps whose gradient is always the same; the metrics are read after each."""
+    for _ in range(steps):
+        for p in optimizer.param_groups[0]["params"]:
+            p.grad = torch.full_like(p, size)
+        optimizer.step()
+        clipper.metrics()["delay"]
+
+
+@pytest.mark.parametrize("device", [False, True])
+def test_after_the_warning_of_haste_one_more_is_enough(device):
+    def run():
+        net, _ = problem()
+        optimizer = optim.AdamW(net.parameters())
+        clipper = UClip(optimizer, Norm(1.0), carry=True, metrics_every=1)
+        if device:
+            as_on_a_device(clipper)
+        steady(clipper, optimizer, 30, 0.5)  # winds up
+        steady(clipper, optimizer, 30, 0.0)  # and waits, without being fed
+
+    said = said_by(run)
+    assert len(said) == 2
+    assert "in front of AdamW often trains far worse" in said[0]
+    assert "the carry is winding up" in said[1]
+
+
+def test_a_change_of_the_rule_says_it_anew():
+    def run():
+        net, _ = problem()
+        optimizer = optim.AdamW(net.parameters())
+        clipper = UClip(optimizer, Norm(1.0), carry=True, metrics_every=1)
+        steady(clipper, optimizer, 30, 0.5)
+        clipper.change(Norm(0.5))
+        steady(clipper, optimizer, 30, 0.5)
+
+    assert [("often trains far worse" in text, "winding up" in text) for text in said_by(run)] == 2 * [
+        (True, False),
+        (False, True),
+    ]
+
+
+def test_the_local_clipper_says_it_twice_as_well():
+    def run():
+        net, _ = problem()
+        optimizer = optim.AdamW(net.parameters())
+        clipper = LocalUClip(net, optimizer, Norm(1.0), carry=True, metrics_every=1)
+        for factor in [10.0] * 20 + [0.0] * 40:
+            optimizer.zero_grad()
+            (factor * net(torch.ones(1, 6))).sum().backward()
+            optimizer.step()
+            clipper.metrics()["delay"]
+
+    said = said_by(run)
+    assert "often trains far worse" in said[0]
+    assert sum("winding up" in text or "wait about" in text for text in said) == 1
+
+
+# ---------------------------------------------------------------------- a clipper that sees no step
+
+
+OPTIMIZERS = pytest.mark.parametrize(
+    "make",
+    [
+        lambda params: optim.SGD(params, lr=0.01),
+        lambda params: optim.AdamW(params, lr=0.01, fused=True),
+        lambda params: optim.AdamW(params, lr=0.01, foreach=True),
+    ],
+    ids=["SGD", "fused", "foreach"],
+)
+
+
+@OPTIMIZERS
+@pytest.mark.parametrize("observe", [False, True])
+def test_an_optimizer_made_anew_after_attaching_is_reported_once(make, observe):
+    net, optimizer = problem()
+    clipper = UClip(optimizer, Norm(1.0), observe=observe)
+    again = make(net.parameters())
+    train(net, again, 3)
+    said = said_by(lambda: [clipper.metrics() for _ in range(3)])
+    assert len(said) == 1
+    assert "no step was seen, so that the metrics are NaN" in said[0]
+    assert f"an optimizer of the class {type(again).__name__} to which no clipper is attached" in said[0]
+    assert "If that was made anew, attach UClip to the new one" in said[0]
+    assert "clip_()" not in said[0]
+
+
+def test_advice_without_a_step_says_why():
+    net, optimizer = problem()
+    watcher = UClip(optimizer, Norm(1.0), observe=True)
+    train(net, optim.SGD(net.parameters(), lr=0.01), 1)
+    again = optim.SGD(net.parameters(), lr=0.01)
+    train(net, again, 30)
+    with (
+        pytest.warns(CarryClipWarning, match="attach UClip to the new one"),
+        pytest.raises(RuntimeError, match="0 usable"),
+    ):
+        watcher.advise()
+
+
+@OPTIMIZERS
+def test_an_explicit_clipper_that_is_never_called_is_reported_once(make):
+    net, _ = problem()
+    clipper, optimizer = UClip(net.parameters(), Norm(1.0)), make(net.parameters())
+    said = said_by(lambda: train(net, optimizer, 5, clipper.metrics))
+    assert len(said) == 1
+    assert "Call clipper.clip_() before each optimizer.step(), or pass the optimizer" in said[0]
+
+
+def test_parameters_that_several_optimizers_step_are_reported():
+    net, _ = problem()
+    clipper = UClip(net.parameters(), Norm(1.0))
+    both = [optim.SGD(net[0].parameters(), lr=0.1), optim.AdamW(net[2].parameters())]
+    said = said_by(lambda: [train(net, optimizer, 3, clipper.metrics) for optimizer in both] + [clipper.metrics()])
+    assert len(said) == 1
+    assert "of the class SGD and AdamW" in said[0]
+
+
+def test_metrics_before_the_first_step_are_not_reported():
+    net, optimizer = problem()
+    train(net, optimizer, 5)
+    clipper = UClip(optimizer, Norm(1.0))
+    explicit_net, explicit_optimizer = problem()
+    train(explicit_net, explicit_optimizer, 5)  # before there is a clipper
+    explicit = UClip(explicit_net.parameters(), Norm(1.0))
+
+    def run():
+        for each in (clipper, explicit):
+            for _ in range(8):  # as for micro-batches, or steps that a scaler skips
+                each.metrics()
+        train(net, optimizer, 3, clipper.metrics)
+        train(explicit_net, explicit_optimizer, 3, explicit.clip_)
+        clipper.metrics(), explicit.metrics()
+
+    assert said_by(run) == []
+
+
+def test_an_optimizer_of_a_part_or_of_another_model_is_not_reported():
+    net, optimizer = problem()
+    clipper = UClip(optimizer, Norm(1.0))
+    other, others = problem()
+    warm_up = optim.SGD(net[2].parameters(), lr=0.1)
+    train(other, others, 5)
+    train(net, warm_up, 5)
+    assert said_by(clipper.metrics) == []
+
+
+def test_a_clipper_that_was_removed_is_not_reported():
+    net, optimizer = problem()
+    clipper = UClip(optimizer, Norm(1.0))
+    clipper.remove()
+    train(net, optim.SGD(net.parameters(), lr=0.1), 5)
+    assert said_by(clipper.metrics) == []
 
 
 # ---------------------------------------------------------------------- schedules that come to 0

@@ -184,6 +184,8 @@ class UClip:
           coordinates with |carry| as weight; near 1 for long means wind-up.
         - ``skipped_steps``, ``dropped_norm``: over the whole run.
         """
+        if not self._removed:
+            self._session.warn_of_strangers()
         return self._session.watch.metrics()
 
     def carry(self, param: Tensor | str | int) -> Tensor:
@@ -203,6 +205,7 @@ class UClip:
             raise RuntimeError(
                 "advise() needs observed steps: attach with UClip(optimizer, region, observe=True) and train on."
             )
+        session.warn_of_strangers()
         return session.observer.advise(session.layout, max(session.ledger.steps - 1, 0))
 
     def remove(self, *, forget: bool = False) -> None:

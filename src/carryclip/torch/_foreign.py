@@ -45,7 +45,10 @@ def parse(target: Any) -> tuple[list[Optimizer], list[Group], Any]:
     if isinstance(target, LRScheduler):
         raise TypeError("UClip needs the optimizer, not its learning-rate scheduler: pass scheduler.optimizer.")
     if isinstance(target, torch.nn.Module):
-        raise TypeError("UClip needs parameters, not a module: pass the optimizer, or model.parameters().")
+        raise TypeError(
+            "UClip needs an optimizer, not a module: pass the optimizer, and its step() clips. model.parameters() is "
+            "for loops that call clip_() themselves, before each optimizer.step()."
+        )
     if _is_zero(target):
         # It steps the optimizer inside it, which has this rank's share of the parameters.
         if not isinstance(getattr(target, "optim", None), Optimizer):
@@ -278,10 +281,13 @@ def _momentum(optimizer: torch.optim.Optimizer) -> float:
     return max(found)
 
 
-def warn_of_haste(form: str, carry: CarryPolicy, optimizer: Traits, region: Any) -> None:
-    """Warn of a carry that pays at once before an optimizer that averages updates, or divides by their size."""
+def warn_of_haste(form: str, carry: CarryPolicy, optimizer: Traits, region: Any) -> bool:
+    """Warn of a carry that pays at once before an optimizer that averages updates, or divides by their size.
+
+    Returned is whether it does.
+    """
     if not policy_of(carry).hasty or not optimizer.smooths:
-        return
+        return False
     given = "the full carry" if carry is True else repr(carry)
     line = f"UClip(optimizer, {describe(region)})" if form == "UClip" else "the same without carry="
     warn_user(
@@ -290,6 +296,7 @@ def warn_of_haste(form: str, carry: CarryPolicy, optimizer: Traits, region: Any)
         f"{line}, whose default carry is safe with any optimizer, or carry=False. If this is what you want to study, "
         "try a tenth of the learning rate and watch clipper.metrics()['delay']."
     )
+    return True
 
 
 class Partition(NamedTuple):

@@ -71,7 +71,7 @@ class Hooks:
                     optimizer.register_state_dict_pre_hook(self.before_save),
                     optimizer.register_state_dict_post_hook(self.after_save),
                 ]
-        _watch_for_orphans()
+        watch_others()
 
     def remove(self) -> None:
         """Take all hooks off."""
@@ -264,19 +264,30 @@ class Hooks:
 _attached: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
 
 
+_others: "weakref.WeakKeyDictionary[Optimizer, int]" = weakref.WeakKeyDictionary()
+"""How many steps were taken by optimizers to which nothing is attached."""
+
+
 @cache  # once for all clippers
-def _watch_for_orphans() -> None:
-    """Warn when an optimizer holds a carry but lost its hooks, as copies and unpickled ones do."""
-    register_optimizer_step_pre_hook(_warn_if_orphaned)
+def watch_others() -> None:
+    """Look at the steps of optimizers to which nothing is attached."""
+    register_optimizer_step_pre_hook(_note_other)
 
 
-def _warn_if_orphaned(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    if optimizer in _attached:
+def others() -> "weakref.WeakKeyDictionary[Optimizer, int]":
+    """How many steps each of them has taken so far."""
+    return weakref.WeakKeyDictionary(_others)
+
+
+def _note_other(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """Count the step; warn of an optimizer that holds a carry but lost its hooks, as copies and unpickled ones do."""
+    if optimizer in _attached or torch.compiler.is_compiling():
         return
-    _attached.add(optimizer)
+    steps = _others.get(optimizer, 0)
+    _others[optimizer] = steps + 1
     if getattr(optimizer, "optim", None) in _attached:  # ZeroRedundancyOptimizer shows the groups of the one inside it
         return
-    if is_marked(optimizer):
+    if steps == 0 and is_marked(optimizer):
         warn_user(
             f"This {type(optimizer).__name__} holds the carry of U-Clip but no clipper is attached (deepcopy and "
             "pickle drop hooks, and a checkpoint brings none), so its gradients are not clipped. Attach one with "

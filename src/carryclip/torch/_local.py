@@ -92,8 +92,9 @@ class LocalUClip:
         self._layout = _layout.build(optimizer.param_groups, self.regions, carry, inner)
         model = _check_model(model, self._layout.leaves)
         traits = _foreign.traits(optimizers)
-        _foreign.warn_of_haste("LocalUClip", self.carry_policy, traits, region)
+        hasty = _foreign.warn_of_haste("LocalUClip", self.carry_policy, traits, region)
         self._stage = Stage(self._layout, carry, self.summary(), metrics_every, scaler, traits)
+        self._stage.watch.hasty = hasty
         self._stepper = self._stage.stepper
         self._blamed: dict[str, int] = {}
         """What ``nonfinite_parameters()`` said at the last step, where an error has to say which are new."""

@@ -13,6 +13,7 @@ from carryclip.diagnosis import warn_user
 from carryclip.torch import _foreign, _layout
 from carryclip.torch._compiled import CompileMode, check_mode
 from carryclip.torch._foreign import Partition, check_rules, stepping_engine, warn_of_clipping
+from carryclip.torch._hooks import others, watch_others
 from carryclip.torch._layout import Group, Layout, Leaf, RegionMap
 from carryclip.torch._observe import Observer, check_observable
 from carryclip.torch._state import (
@@ -32,6 +33,9 @@ from carryclip.torch._state import (
 )
 from carryclip.torch._step import Report, Stepper
 from carryclip.torch._watch import CLIPPED, Watch, has_values
+
+STRANGE = 2
+"""Steps of another optimizer, and none of ours, of which one warns."""
 
 
 class Session:
@@ -68,6 +72,9 @@ class Session:
             check_observable(self.layout)
         self._signature = self._shape_of_groups()
         self._looked = False
+        """Whether a step was seen."""
+        watch_others()
+        self._others = others()
         self._partition: Partition | None = None
         self._round: set[int] = set()
         """Parameters that DeepSpeed has stepped since the step began."""
@@ -101,7 +108,35 @@ class Session:
     def warn_of_haste(self) -> None:
         """Say at once what is known to hurt."""
         if not self.watch.quiet and self._optimizers:
-            _foreign.warn_of_haste("UClip", self.carry_policy, self.watch.traits, self.regions.default)
+            given = _foreign.warn_of_haste("UClip", self.carry_policy, self.watch.traits, self.regions.default)
+            self.watch.hasty = given
+
+    def warn_of_strangers(self) -> None:
+        """Warn where no step was seen, and another optimizer steps the parameters all the same."""
+        if self._looked:
+            return
+        before = self._others
+        stepped = [optimizer for optimizer, steps in others().items() if steps >= before.get(optimizer, 0) + STRANGE]
+        theirs = {id(param) for optimizer in stepped for param in params_of(optimizer)}
+        mine = {id(param) for param in self.params() if param.requires_grad}
+        stepped = [optimizer for optimizer in stepped if mine & {id(param) for param in params_of(optimizer)}]
+        if not mine or not mine <= theirs:
+            return  # parts may have optimizers of their own, whose turn comes first
+        names = " and ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in stepped))
+        remedy = (
+            "Call clipper.clip_() before each optimizer.step(), or pass "
+            "the optimizer, UClip(optimizer, region), and step() clips."
+        )
+        if self._optimizers:
+            remedy = (
+                "Is this clipper attached to the optimizer that steps? If that was made anew, attach UClip to the new "
+                "one."
+            )
+        self.watch.warn(
+            "unseen",
+            f"no step was seen, so that the metrics are NaN, and yet these parameters were stepped, by an optimizer "
+            f"of the class {names} to which no clipper is attached. {remedy}",
+        )
 
     @property
     def optimizers(self) -> list[Optimizer]:

@@ -35,6 +35,8 @@ _UNNAMED = ("streak", *Course._fields, "step")
 """What the vector holds beside the metrics: for the warnings, and which step was measured. Gradient norms follow."""
 CLIPPED = "clipped before"
 """Kind of the warning that gradients arrive clipped."""
+SLOW = {"wind-up", "delay"}
+"""Kinds of warnings that name the cause and the remedy which that of haste has named."""
 
 
 class Metrics(Mapping[str, float]):
@@ -99,6 +101,8 @@ class Watch:
         self.traits = traits
         self.one_vector = False
         """Whether a single norm is clipped, so that ``radius_norm`` is its radius."""
+        self.hasty = False
+        """Whether it was warned of the carry when the clipper was attached."""
         self.warned: set[str] = set()
         self._shut_at = -2
         """The last step at which a schedule gave a radius of 0."""
@@ -177,10 +181,14 @@ class Watch:
             self._mail = (host, arrived)
 
     def check(self, values: list[float]) -> None:
-        """Warn of what the figures show; each warning comes once."""
+        """Warn of what the figures show; each warning comes once.
+
+        After that of haste, a second one of the same cause is enough.
+        """
+        named, norms = _named(values)
+        self._check_norms(named, norms)
         if self.quiet:
             return
-        named, norms = _named(values)
         course = Course(*(named[name] for name in Course._fields))
         how = {"unbounded": not self.policy.bounded, "smooth": self.traits.smooths, "hasty": self.policy.hasty}
         how["shut"] = is_shut(named["radius_norm"], named["grad_norm"])
@@ -188,9 +196,22 @@ class Watch:
         for kind, message in dangers(
             named["carry_ratio"], course, named["streak"], look=look, optimizer=self.traits.in_words(), **how
         ):
-            self.warn(kind, message)
+            if not (self.hasty and kind in SLOW and self.warned & SLOW):
+                self.warn(kind, message)
+
+    def _check_norms(self, named: dict[str, float], norms: list[float]) -> None:
+        """Warn of gradients that somebody has clipped before."""
         limit = clipped_before(norms, named["radius_norm"] if self.one_vector else None)
-        if limit is not None:
+        if limit is None:
+            return
+        if self.quiet:
+            self.warn(
+                CLIPPED,
+                f"gradients arrive already clipped to a norm of {limit:g}, and advise() sees only what that leaves. "
+                "Take the clip_grad_norm_ call out of the training loop while you watch, or set the trainer's "
+                "max_grad_norm or gradient_clip_val to 0.",
+            )
+        else:
             lost = "never reaches the carry" if self.policy.carries else "is lost before this clipper sees it"
             self.warn(
                 CLIPPED,

@@ -218,7 +218,9 @@ class Shrunk(Policy):
         over, scale = _plain(xp, length, radius)
         scale = xp.where(length == length, scale, length)
         # The cut is x·g + y·carry: what the radius takes from g beyond the usual, and from both together.
-        x, y = usual - scale * factor, share - scale * share
+        # With no carry in it, what is not 0 there is rounding.
+        again = xp.where(share > 0.0, scale, 1.0)
+        x, y = usual - again * factor, share - again * share
         cut = _length(xp, x, y, sums)
         weight = share_within(xp, self.memory * radius, cut) / self.memory
         taken, held = weight * x, self.decay + weight * y

@@ -13,7 +13,11 @@ from carryclip_lab.analysis.naming import CLIP
 from carryclip_lab.analysis.worth import blocks
 
 FOLDER = published.FOLDERS["evidence"]
-AT_AN_END = {"Critic with rare rewards (momentum)", "Critic with rare rewards (AdamW)"}
+AT_AN_END = {
+    f"{trial} ({optimizer})"
+    for trial in ("Bandit with rare rewards", "Bandit with steady rewards", "Even softmax")
+    for optimizer in ("SGD", "momentum", "AdamW")
+}
 """Trials with their optimizers where plain clipping's best learning rate is the first or the last that was tried."""
 
 

@@ -141,7 +141,7 @@ def render(
 def paper_alone(shown: Iterable[Section]) -> bool:
     """Whether the runs have the paper's carry, but not the one that the library takes by default."""
     carries = {method_of(record.spec).carry for section in shown for record in section.records}
-    return True in carries and DEFAULT not in carries
+    return True in carries and DEFAULT.carry not in carries
 
 
 def _trial(section: Section) -> dict[str, Any]:

@@ -28,6 +28,9 @@ demo: $(READY) ## the theory's figures, a study of training runs, and a report o
 # Each process has neighbouring tests, which share what a file sets up, and in the end helps the other.
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 
+# Whatever the caller's setting, keep compiled files: tests start many processes, and each would compile the sources anew.
+test test-all kills: export PYTHONDONTWRITEBYTECODE :=
+
 test: $(READY) ## run the tests: every guarantee, the largest grids in part
 	$(PYTEST)
 

@@ -199,7 +199,10 @@ def test_the_docs_replay_a_run_of_a_study_that_ships():
     assert len([spec for spec in grid.load("digits-smoke").specs if spec.id.startswith(shown)]) == 1
 
 
-@pytest.mark.parametrize(("example", "says"), [("ddp.py", ""), ("ddp.py", "--each-rank"), ("fsdp2.py", "")])
+@pytest.mark.parametrize(
+    ("example", "says"),
+    [pytest.param("ddp.py", "", marks=pytest.mark.exhaustive), ("ddp.py", "--each-rank"), ("fsdp2.py", "")],
+)
 def test_examples_with_several_processes_run(example, says):
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launch, str(ROOT / "examples" / example), *says.split()]

@@ -107,7 +107,7 @@ def quiet(tmp_path_factory):
     return rows(folder / "a.sqlite")
 
 
-@pytest.mark.parametrize("kill", [False, True])
+@pytest.mark.parametrize("kill", [pytest.param(False, marks=pytest.mark.exhaustive), True])
 def test_a_cluster_of_two_nodes_gives_the_same_rows(tmp_path, quiet, kill):
     pytest.importorskip("ray", reason="the cluster engine is an extra: in a clone, pip install './lab[ray]'")
     code, out = run_study(tmp_path, tmp_path / "a.sqlite", engine="ray", kill=kill)

@@ -71,6 +71,7 @@ def test_it_trains_as_the_example_does_bit_for_bit(environment, change, method):
         assert torch.equal(mine, theirs)
 
 
+@pytest.mark.exhaustive
 def test_a_published_run_is_a_run_of_the_study():
     """The chain with our default, seed 0; other processors round otherwise."""
     (spec,) = (

@@ -8,6 +8,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 from carryclip_lab.data.cifar10 import DataError, load_cifar10
 from carryclip_lab.engine import training
@@ -15,7 +16,7 @@ from carryclip_lab.grid import load
 from carryclip_lab.problem import Run
 from carryclip_lab.spec import Spec, floors_of
 from carryclip_lab.task import Place
-from carryclip_lab.tasks import _images, cifar10
+from carryclip_lab.tasks import _images, cifar10, digits
 from carryclip_lab.tasks.digits import Digits
 
 EXPERIMENTS = Path(__file__).parents[2] / "docs" / "experiments"
@@ -47,6 +48,13 @@ def test_initial_weights_are_the_papers():
     assert dense.weight.std().item() == pytest.approx((2 / (4096 + 250)) ** 0.5, rel=0.01)  # Glorot
     assert dense.weight.abs().max().item() > 3 * dense.weight.std().item()  # and not truncated
     assert (dense.bias == 0.01).all()
+
+
+def test_digits_are_as_scikit_learn_reads_them():
+    pixels, labels = digits._table()
+    wanted, theirs = load_digits(return_X_y=True)
+    np.testing.assert_array_equal(pixels, wanted)
+    np.testing.assert_array_equal(labels, theirs)
 
 
 def test_a_seed_decides_weights_and_order():

@@ -4,6 +4,7 @@ A bound that is loose hides mistakes from a simulation. Here a constant that is 
 them, and at the end that is tried.
 """
 
+import functools
 import inspect
 import itertools
 import math
@@ -34,10 +35,12 @@ def settled(alpha, v):
     return v / (2 * a) + a / 2
 
 
+@functools.cache
 def weights(t):
     """The weights of the feeds before step t, and that of step t itself."""
     raw = [GATE.decay ** (t - i) for i in range(1, t + 1)]
-    return [w / sum(raw) for w in raw[:-1]], raw[-1] / sum(raw)
+    total = sum(raw)
+    return [w / total for w in raw[:-1]], raw[-1] / total
 
 
 def past_shuts(t, c):

@@ -1,6 +1,8 @@
 """scikit-learn's digits and a small dense network: real, small, and inside a dependency."""
 
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,15 +22,26 @@ class Digits(ImageTask):
     @staticmethod
     def read() -> Images:
         """Standardised by all pixels together."""
-        from sklearn.datasets import load_digits
-
-        pixels, digits = load_digits(return_X_y=True)
+        pixels, digits = _table()
         images = torch.tensor(pixels, dtype=torch.float32)
         images = (images - images.mean()) / images.std()
         labels = torch.tensor(digits)
         order = torch.from_numpy(np.random.default_rng(0).permutation(len(labels)))
         test, train = order[: len(order) // 5], order[len(order) // 5 :]
         return Images(images[train], labels[train], images[test], labels[test], _net, chunk=512)
+
+
+def _table() -> tuple[np.ndarray, np.ndarray]:
+    """Pixels and digits, read from scikit-learn's own file: to import its reader takes longer than a short run."""
+    found = find_spec("sklearn")
+    origin = "" if found is None else found.origin or ""
+    file = Path(origin).parent / "datasets" / "data" / "digits.csv.gz"
+    if not file.is_file():  # another version may keep it elsewhere
+        from sklearn.datasets import load_digits
+
+        return load_digits(return_X_y=True)
+    rows = np.loadtxt(file, delimiter=",")
+    return rows[:, :-1], rows[:, -1].astype(int)
 
 
 def _net(generator: torch.Generator) -> nn.Module:

@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import re
+import shlex
 import subprocess
 import sys
 import warnings
@@ -49,13 +50,13 @@ def run(*arguments, cwd):
     return done.returncode, done.stdout + done.stderr
 
 
-def say(*arguments, cwd):
+def say(*arguments, cwd, errors=True):
     """As ``run``, in this process, which has imported by now what a new one would take seconds to."""
     heard = io.StringIO()
     with (
         pytest.MonkeyPatch.context() as patch,
         contextlib.redirect_stdout(heard),
-        contextlib.redirect_stderr(heard),
+        contextlib.redirect_stderr(heard if errors else io.StringIO()),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("default")
@@ -93,6 +94,14 @@ def test_a_part_of_a_study_then_the_rest(tmp_path):
     assert "2 of 2 runs" in out
     assert "(the study has 6 more)" in out
     assert len(done) == 2
+    page = (tmp_path / "carryclip-report" / "report.html").read_text(encoding="utf-8")
+    (command,) = re.findall(r"Go on with <code>carryclip (.*)</code>", page)
+    assert command == "reproduce tiny.toml --store a.sqlite"
+    assert ">no run done<" in page  # whether it was left out or is yet to come
+    code, out = run(*shlex.split(command), "--workers", 1, cwd=tmp_path)
+    assert code == 0, out
+    with Store(tmp_path / "a.sqlite") as store:
+        assert len(store.done()) == 8
 
 
 def test_status_counts_and_is_light(place):
@@ -113,13 +122,14 @@ def test_studies_are_listed_with_what_only_can_choose(place):
     assert code == 0
     assert re.search(r"lr +0\.1, 0\.01", out)
     assert "task" not in out  # the same in all runs
+    assert "carryclip reproduce tiny.toml --only field=value" in out
 
 
 def test_programs_read_the_same_as_json(place):
     said = {}
     plan = "plan tiny.toml --store a.sqlite --workers 1"
     for words in ("studies tiny.toml", "status --store a.sqlite", plan, "doctor"):
-        code, out = say(*words.split(), "--json", cwd=place)
+        code, out = say(*words.split(), "--json", cwd=place, errors=False)
         assert code == 0, out
         said[words.split()[0]] = json.loads(out)
     assert said["studies"]["studies"][0]["choices"]["lr"] == [0.1, 0.01]
@@ -172,7 +182,8 @@ def test_plan_counts_runs_and_says_what_to_type(place):
     assert code == 0, out
     line = next(line for line in out.splitlines() if "tiny" in line and "smoke" in line)
     assert re.findall(r"[\d,.]+", line)[:2] == ["8", "0"]
-    assert "carryclip reproduce tiny" in out
+    assert "carryclip reproduce tiny.toml" in out
+    assert "Timing 1 of " in out
 
 
 def test_replay_is_the_same_and_notices_what_is_not(place, tmp_path):
@@ -215,6 +226,7 @@ def test_merging_two_stores(place, tmp_path):
     assert "0 runs and 0 results" in out
     with Store(tmp_path / "all.sqlite") as store:
         assert store.title("tiny") == ("A study for tests", "smoke")
+        assert store.files() == {"tiny": "tiny.toml"}
 
 
 def test_beginning_anew_sets_the_old_store_aside(place, tmp_path):
@@ -238,6 +250,10 @@ def test_beginning_anew_sets_the_old_store_aside(place, tmp_path):
 def test_the_report_judges_and_records(place):
     told = json.loads((place / "report" / "claims.json").read_text(encoding="utf-8"))
     assert {claim["verdict"] for claim in told["claims"]} == {"not run at this size"}
+    assert {claim["command"] for claim in told["claims"]} == {"carryclip reproduce tiny.toml"}
+    captions = [path.read_text(encoding="utf-8") for path in (place / "report" / "figures" / "tiny").glob("*.txt")]
+    assert captions
+    assert all(caption.endswith("Command: carryclip reproduce tiny.toml\n") for caption in captions)
 
 
 @pytest.mark.parametrize(

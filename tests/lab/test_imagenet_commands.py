@@ -120,6 +120,47 @@ def test_the_time_left_counts_no_work_of_an_earlier_start(monkeypatch, tmp_path)
         assert console.file.getvalue().endswith("about 11.0 min left\n")
 
 
+def test_a_short_run_off_a_terminal_says_more_than_one_line(monkeypatch, tmp_path):
+    study = read(STUDY.replace("epochs = 16", "epochs = 8"), "pair.toml")
+    now, said = 100.0, []
+    monkeypatch.setattr(display.time, "monotonic", lambda: now)
+    with Store(tmp_path / "s.sqlite") as store:
+        store.add(study)
+        console = Console(file=io.StringIO(), width=200)
+        seen = display.Display(console, store, study, {spec.id for spec in study.specs})
+        for second in range(0, 121):
+            now = 100.0 + second
+            before = console.file.tell()
+            seen.tick()
+            if console.file.tell() > before:
+                said.append(second)
+    assert said == [0, 5, 10, 20, 40, 70, 100]
+
+
+def test_timing_says_how_far_it_is(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(display.time, "monotonic", lambda: now)
+    console = Console(file=io.StringIO(), width=40)
+    with display.Timings(console) as tell:
+        for number in range(1, 13):
+            tell(number, 40, f"digits, batch {number}")
+            now += 1.0
+        for _ in range(20):
+            tell(12, 40, "digits, batch 12")
+            now += 1.0
+    assert console.file.getvalue().splitlines() == [
+        "Timing 1 of 40: digits, batch 1",
+        "Timing 6 of 40: digits, batch 6",
+        "Timing 11 of 40: digits, batch 11",
+        "Timing 12 of 40: digits, batch 12",
+    ]
+    console = Console(file=io.StringIO(), width=80, force_terminal=True)
+    with display.Timings(console) as tell:
+        tell(3, 40, "digits, batch [3]")
+        tell._bar.refresh()
+    assert "3 of 40: digits, batch [3]" in console.file.getvalue()
+
+
 # ---------------------------------------------------------------------- folders
 
 

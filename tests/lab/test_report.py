@@ -1,17 +1,20 @@
 """The report: one HTML file that works alone, in a real browser, whatever the runs are called."""
 
 import csv
+import html
 import io
 import json
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from carryclip_lab.analysis.claims import Claim
-from carryclip_lab.grid import Study
+from carryclip_lab.engine.settings import REPORT, STORE
+from carryclip_lab.grid import Study, load
 from carryclip_lab.report.build import build, lines, main
 from carryclip_lab.report.sections import Section, environment, slug
 from carryclip_lab.report.theory import TheoryError, read_theory
@@ -116,7 +119,7 @@ def test_partial_results_carry_a_banner(folder):
     text = (folder / "report.html").read_text(encoding="utf-8")
     banner, *_ = re.findall(r'<p class="banner".*?</p>', text, flags=re.DOTALL)
     assert "small: 44 of\n48 runs" in banner
-    assert "carryclip reproduce small" in banner
+    assert "carryclip reproduce FILE.toml" in banner  # the store does not know a file of these made-up studies
 
 
 # ---------------------------------------------------------------------- in a browser
@@ -316,7 +319,9 @@ def test_panels_stand_below_each_other_on_a_phone(visit):
 
 def test_the_first_screen_says_what_it_is_and_what_came_out(visit):
     page = visit(viewport={"width": 1280, "height": 900})
-    assert "gradient clipping that keeps what it cuts off" in page.locator("header").inner_text()
+    lead = " ".join(page.locator("header").inner_text().split())
+    assert "gradient clipping that keeps what it cuts off" in lead
+    assert "U-Clip is the paper's carry, carry=True, and Shrunk (default) is what UClip(optimizer, region) does" in lead
     for words in ("ahead of plain clipping in", "batch 500"):
         assert page.get_by_text(words).first.bounding_box()["y"] < 900
     order = [page.locator(name).bounding_box()["y"] for name in ("#results", "#claims", "#small", "#theory", "#runs")]
@@ -411,6 +416,48 @@ def test_a_study_without_results_has_a_page_too(tmp_path):
     assert "Partial results." in text
 
 
+def test_claims_of_which_none_is_judged_leave_the_room_to_figures(browser, tmp_path):
+    own = {"task": "digits", "optimizer": "sgd", "batch": 64, "lr": 0.1, "epochs": 40}
+    chosen = ({}, METHODS["clip"], {**METHODS["U-Clip"], "carry": "Shrunk()"}, {"method": "mine:median"})
+    runs = tuple(Spec(**own, seed=seed, **each) for each in chosen for seed in range(2))
+    with Store(tmp_path / "runs.sqlite") as store:
+        fill(store, Study("median", "My own", "smoke", runs))
+        address = build(store, ["median"], tmp_path / "out", formats=()).as_uri()
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(address)
+    try:
+        assert "mine:median: ahead of plain clipping in" in page.inner_text(".words")
+        assert not page.locator("#waiting tr[data-verdict]").first.is_visible()
+        assert page.locator(".chip").count() == 0
+        assert page.locator("#claims").bounding_box()["height"] < 200
+        assert "claims of the paper" not in page.inner_text("header")
+        assert "U-Clip needs fewer" not in page.inner_text("main")
+        page.click("#waiting summary")
+        assert page.locator("#waiting tr[data-verdict]").count() == 8
+        assert page.locator("#waiting tr[data-verdict]").first.is_visible()
+    finally:
+        page.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        ((STORE, REPORT, None), ""),
+        (("my runs.sqlite", REPORT, None), " --store 'my runs.sqlite'"),
+        (("s.sqlite", "rep", "theory"), " --store s.sqlite --out rep --theory theory"),
+    ],
+)
+def test_what_goes_on_is_the_command_that_was_given(tmp_path, monkeypatch, arguments, options):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(THEORY, tmp_path / "theory")
+    store, out, theory = arguments
+    with Store(store) as opened:
+        fill(opened, replace(load("digits-smoke"), specs=tuple(specs(task="digits")[:4])), leave=1)
+    assert main(store, [], out, theory) == 0
+    page = html.unescape((tmp_path / out / "report.html").read_text(encoding="utf-8"))
+    assert f"Go on with <code>carryclip reproduce digits-smoke{options}</code>" in page
+
+
 @pytest.mark.parametrize("default", [False, True])
 def test_the_page_says_where_the_default_carry_was_not_run(tmp_path, default):
     chosen = (*METHODS.values(), {**METHODS["U-Clip"], "carry": "Shrunk()"}) if default else METHODS.values()
@@ -418,7 +465,7 @@ def test_the_page_says_where_the_default_carry_was_not_run(tmp_path, default):
     with Store(tmp_path / "runs.sqlite") as store:
         store.add(Study("new", "New", "small", tuple(runs)))
         text = build(store, ["new"], tmp_path, formats=()).read_text(encoding="utf-8")
-    said = "U-Clip here is the paper's carry, carry=True. The default of carryclip is not in this study."
+    said = "The default of carryclip, Shrunk (default), is not in this study."
     assert (said in text) != default
     if not default:
         assert text.index(said) < text.index('<section id="results"')

@@ -87,7 +87,13 @@ BAD = [
     ({"region": "Norm(-1)"}, "Norm: radius must be above 0"),
     ({"region": "Gated()"}, "region must be a region"),
     ({"region": "__import__('os').system('true')"}, "is no region or policy"),
-    ({"region": "Norm(0.5)", "carry": "gated"}, "is no region or policy"),
+    ({"region": "Norm(0.5)", "carry": "gated"}, "got 'gated'; did you mean 'Gated()'?"),
+    ({"region": "Norm(0.5)", "carry": "ful"}, "carry must be 'none', 'full' or a policy .* did you mean 'full'?"),
+    ({"region": "Norm(0.5)", "carry": True}, "got True; did you mean 'full'?"),
+    ({"region": "Norm(0.5)", "carry": "x"}, "policies are Capped(...), Leaky(...), Gated()"),
+    ({"region": "norm"}, "'norm' is no region or policy: did you mean 'Norm(...)'?"),
+    ({"region": "Norm(x)"}, "x is neither a number nor a word"),
+    ({"region": 0.5}, "it is written in quotes, such as 'Norm(0.5)'"),
     ({"region": "Norm(0.5)", "carry": "Norm(1.0)"}, "carry must be 'none', 'full' or a policy"),
     ({"carry": "full"}, "no carry without a region"),
     ({"learning_rate": 0.1}, "there is no 'learning_rate'"),
@@ -97,7 +103,7 @@ BAD = [
 
 @pytest.mark.parametrize(("change", "message"), BAD)
 def test_a_bad_spec_is_told_what_is_wrong(change, message):
-    with pytest.raises(ValueError, match=message.replace("(", r"\(").replace(")", r"\)")):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(").replace(")", r"\)").replace("?", r"\?")):
         Spec.read({**GIVEN, **change})
 
 

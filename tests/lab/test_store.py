@@ -342,3 +342,17 @@ def test_a_store_from_before_measures_gets_their_table(tmp_path):
         assert store.epochs(spec.id) == [Epoch(1, loss=1.0)]
         assert store.record(spec.id, "me", Epoch(2, metrics={"x": 1.0}))
         assert store.epochs(spec.id)[1].metrics == {"x": 1.0}
+
+
+def test_a_store_knows_the_files_of_studies(tmp_path):
+    own = dataclasses.replace(study(specs(1), "mine"), file="folder/mine.toml")
+    with Store(tmp_path / "s.sqlite") as store:
+        store.add(own)
+        assert store.files() == {"mine": "folder/mine.toml"}
+        store.add(dataclasses.replace(own, file=None))  # one of the same name that ships
+        assert store.files() == {}
+        store._db.execute("DROP TABLE files")  # as in a store from before there were any
+        assert store.files() == {}
+    with Store(tmp_path / "s.sqlite") as store:
+        store.add(own)
+        assert store.files() == {"mine": "folder/mine.toml"}

@@ -127,7 +127,7 @@ def test_epochs_to_the_target_are_a_table():
     assert kind_of(found) is KINDS["epochs"]
     assert of_epochs(found)[:2] == (
         ["optimizer", "clipping", "batch 5", "batch 1,000"],
-        [["SGD", "none", "9.5 (9-10)", "not yet"], ["SGD", "clip, norm 0.5", "1 of 2 reached", ""]],
+        [["SGD", "none", "9.5 (9-10)", "no run done"], ["SGD", "clip, norm 0.5", "1 of 2 reached", ""]],
     )
     assert list(table(found).columns[2].cells) == ["9.5 (9-10)", "1 of 2"]  # the note below says of what
 

@@ -190,8 +190,13 @@ def test_a_run_that_diverges_says_so():
 
 def test_trials_can_be_planned():
     specs = [spec_of("softmax"), spec_of("bandit", **CLIPPED)]
-    rates = calibrate(specs, workers=1)
+    told = []
+    rates = calibrate(specs, workers=1, tell=lambda *given: told.append(given))
     assert estimate([(spec, 3.0) for spec in specs], rates, 1) > 0.0
+    assert told[0][0] == 1
+    assert {among for _, among, _ in told} == {4}  # a step and a method of each
+    assert all(name.startswith(("softmax, ", "bandit, ")) for *_, name in told)
+    assert [number for number, *_ in told] == sorted(number for number, *_ in told)
 
 
 EACH = {spec.task: spec for spec in grid.load("evidence-smoke").specs}

@@ -261,7 +261,7 @@ def test_partial_trials_are_drawn_but_not_judged():
     summary = study(done=False)
     assert draw("worth", summary) is None
     assert not any(tables.parts(summary).values())
-    assert all(line[4] == "not yet" for line in tables.of_trial(summary).lines)
+    assert all(line[4] == "no run done" for line in tables.of_trial(summary).lines)
 
 
 def test_a_trial_of_which_one_seed_is_done_is_drawn():

@@ -12,7 +12,7 @@ from cyclopts import App, Group, Parameter
 
 from carryclip import __version__
 from carryclip import cli as library
-from carryclip_lab.engine.settings import Options
+from carryclip_lab.engine.settings import REPORT, STORE, Options
 
 app = App(
     name="carryclip",
@@ -78,7 +78,6 @@ _Theory = Group("Figures of the theory", sort_key=2)
 _Studies = Group("Studies", sort_key=1)
 FULL = 2**20
 """Bytes below which a disk counts as full."""
-STORE, REPORT = "carryclip-store.sqlite", "carryclip-report"
 
 
 @app.command
@@ -176,7 +175,9 @@ def plan(
     images_per_second: float | None = None,
     as_json: _Json = False,
 ) -> int:
-    """Say how long studies take on this machine, after timing a few steps of each kind; all studies by default.
+    """Say how long studies take on this machine, after timing a few steps of each kind.
+
+    Without a name it times all studies, for about ten minutes.
 
     Args:
         what: studies by name, or .toml files.

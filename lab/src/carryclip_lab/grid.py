@@ -33,6 +33,8 @@ class Study:
     typical: tuple[float, ...] = ()
     folder: str | None = None
     """Where a study of one's own is, and what it names beside it."""
+    file: str | None = None
+    """Its file, as it was named on the command line."""
     rules: str | None = None
     """The file of ``rules/`` by which its results are judged, written before they were there."""
 
@@ -74,7 +76,7 @@ def load(source: str | Path) -> Study:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"{path} cannot be read: {error}.") from None
-        return replace(read(text, str(path)), folder=beside)
+        return replace(read(text, str(path)), folder=beside, file=str(source))
     known = names()
     if str(source) not in known:
         raise ValueError(f"There is no study {str(source)!r}; there are {', '.join(known)}, or give a .toml file.")

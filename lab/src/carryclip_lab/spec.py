@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import difflib
 import functools
 import hashlib
 import importlib.util
@@ -232,6 +233,10 @@ def parse(text: str) -> Any:
     >>> parse("Adaptive(mean=1, std=2, moments=EWMA(0.95))")
     Adaptive(mean=1, std=2, moments=EWMA(decay=0.95, debias=True), min_radius=0.0, include_current=False)
     """
+    if not isinstance(text, str):
+        raise ValueError(
+            f"{text!r} is no region or policy: it is written in quotes, such as 'Norm(0.5)' or 'Shrunk()'."
+        )
     try:
         return _value(ast.parse(text, mode="eval").body)
     except (SyntaxError, TypeError, ValueError) as error:
@@ -239,6 +244,8 @@ def parse(text: str) -> Any:
 
 
 def _value(node: ast.expr) -> Any:
+    if isinstance(node, ast.Name) and (near := _written(node.id)):
+        raise ValueError(f"did you mean {near!r}?")
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         if node.func.id not in _WORDS:
             near = hint(node.func.id, _WORDS, f"known are {', '.join(_WORDS)}.")
@@ -248,12 +255,32 @@ def _value(node: ast.expr) -> Any:
         if any(isinstance(value, (Region, Policy)) for value in vars(made).values()):
             raise ValueError(f"a {node.func.id} has no region or policy inside.")
         return made
-    value = ast.literal_eval(node)
+    try:
+        value = ast.literal_eval(node)
+    except ValueError:  # which shows a node by its address
+        raise ValueError(f"{ast.unparse(node)} is neither a number nor a word.") from None
     if value is None:  # as policies and radii write what they leave open
         return None
     if not isinstance(value, (int, float, str)) or value in (math.inf, -math.inf):
         raise ValueError(f"{ast.unparse(node)} is neither a number nor a word.")
     return value
+
+
+def _written(word: str) -> str | None:
+    """The nearest of carryclip's words, as one writes it in a study; None if none is near.
+
+    >>> _written("shrunk"), _written("norm"), _written("x")
+    ('Shrunk()', 'Norm(...)', None)
+    """
+    lower = {name.lower(): name for name in _WORDS}
+    near = difflib.get_close_matches(word.lower(), lower, n=1)
+    return _call(lower[near[0]]) if near else None
+
+
+def _call(name: str) -> str:
+    """``Name()``, or ``Name(...)`` if it needs numbers."""
+    needed = [each for each in dataclasses.fields(getattr(carryclip, name)) if each.default is dataclasses.MISSING]
+    return f"{name}(...)" if needed else f"{name}()"
 
 
 def floors_of(text: str) -> dict[int, float]:
@@ -276,10 +303,26 @@ def policy_of(carry: str) -> CarryPolicy:
     """The carry policy that a spec names."""
     if carry in ("none", "full"):
         return carry == "full"
+    if not isinstance(carry, str) or carry.isidentifier():
+        raise ValueError(_no_carry(carry))
     policy = parse(carry)
     if not isinstance(policy, Policy):
-        raise ValueError(f"carry must be 'none', 'full' or a policy such as 'Shrunk()', got {carry!r}.")
+        raise ValueError(_no_carry(carry))
     return policy
+
+
+def _no_carry(carry: Any) -> str:
+    """What can be written instead, the nearest of it as a question."""
+    said = f"carry must be 'none', 'full' or a policy such as 'Shrunk()', got {carry!r}"
+    policies = {name.lower(): _call(name) for name in _WORDS if issubclass(getattr(carryclip, name), Policy)}
+    # The library's own words for these two are False and True.
+    written = {"none": "none", "full": "full", "false": "none", "true": "full", **policies}
+    near = difflib.get_close_matches(str(carry).lower(), written, n=1)
+    return (
+        f"{said}; did you mean {written[near[0]]!r}?"
+        if near
+        else f"{said}; policies are {', '.join(policies.values())}."
+    )
 
 
 def code_of(*paths: str | None) -> str | None:

@@ -120,7 +120,7 @@ _CARRY = {NONE: "", CLIP: "no", FULL: "yes"}
 
 def _numbers(row: Row) -> list[str]:
     if row.median is None:
-        return ["not yet", "0"]
+        return ["no run done", "0"]
     half = (max(row.best) - min(row.best)) / 2
     return [f"{row.median:.1f} ± {half:.1f}" if len(row.best) > 1 else f"{row.median:.1f}", str(len(row.best))]
 

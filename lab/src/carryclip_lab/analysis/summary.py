@@ -7,6 +7,7 @@ Trials have no target: there what they are judged by takes the place of epochs.
 
 import functools
 import math
+import shlex
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -16,11 +17,15 @@ from typing import Any
 
 import numpy as np
 
+from carryclip_lab import grid
 from carryclip_lab.analysis.naming import NONE, Method, RegionName, method_of, radius_rule, region_name, region_order
 from carryclip_lab.spec import OPTIMIZERS
 from carryclip_lab.store.records import Epoch, Record
 from carryclip_lab.store.store import Store
 from carryclip_lab.task import Judged
+
+UNKNOWN = "FILE.toml"
+"""Stands for the file of a study of one's own in a store from before such names were kept."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +161,7 @@ class Summary:
         cells: in the study's order.
         epochs: the epochs of a run, by its id.
         subject: what a trial is about.
+        source: what ``carryclip reproduce`` is given for these runs: the study's name, or its file.
     """
 
     study: str
@@ -168,6 +174,7 @@ class Summary:
     cells: tuple[Cell, ...]
     epochs: Callable[[str], Sequence[Epoch]]
     subject: Judged | None = None
+    source: str | None = None
 
     @cached_property
     def _by_key(self) -> dict[tuple[Setting, int], Cell]:
@@ -216,7 +223,7 @@ class Summary:
     @property
     def command(self) -> str:
         """What makes these runs."""
-        return f"carryclip reproduce {self.study} {self.recipe.needs}".strip()
+        return f"carryclip reproduce {shlex.quote(self.source or self.study)} {self.recipe.needs}".strip()
 
     @property
     def data(self) -> str:
@@ -244,11 +251,18 @@ def runs_of(cells: Iterable[Cell]) -> tuple[int, int]:
 def summaries(store: Store, study: str) -> list[Summary]:
     """A study of the store, one summary for each data set in it."""
     title, tier = store.title(study)
-    return summarise(study, title, tier, store.records(study), store.epochs)
+    shipped = study if study in grid.names() else UNKNOWN
+    source = store.files().get(study, shipped)
+    return summarise(study, title, tier, store.records(study), store.epochs, source)
 
 
 def summarise(
-    study: str, title: str, tier: str, records: Iterable[Record], epochs: Callable[[str], Sequence[Epoch]]
+    study: str,
+    title: str,
+    tier: str,
+    records: Iterable[Record],
+    epochs: Callable[[str], Sequence[Epoch]],
+    source: str | None = None,
 ) -> list[Summary]:
     """The same from records at hand."""
     groups: dict[tuple[str, int | None, float, tuple[Any, ...]], dict[tuple[Setting, int], list[Record]]] = {}
@@ -265,5 +279,5 @@ def summarise(
         subject = next(iter(data.values()))[0].spec.recipe.judged()
         score = epochs_of if subject is None else subject.score(known)
         cells = tuple(Cell(*place, tuple(found), score) for place, found in data.items())
-        made.append(Summary(study, title, tier, *key, cells, epochs if subject is None else known, subject))
+        made.append(Summary(study, title, tier, *key, cells, epochs if subject is None else known, subject, source))
     return made

@@ -56,7 +56,7 @@ def _epochs(cell: Cell | None) -> str:
     if cell is None:
         return ""
     if not cell.chosen:
-        return "not yet"
+        return "no run done"
     if cell.missed:
         return f"{len(cell.chosen) - cell.missed} of {len(cell.chosen)} reached"
     low, high = min(cell.chosen.values()), max(cell.chosen.values())
@@ -113,7 +113,7 @@ def _also(summary: Summary, row: Row, name: str) -> str:
 def _metric(row: Row) -> str:
     """Mean and range over seeds; how many came to nothing."""
     if not row.seen:
-        return "came to nothing" if row.lost else "not yet"
+        return "came to nothing" if row.lost else "no run done"
     told = f"{statistics.fmean(row.seen):.4g} ({min(row.seen):.4g}-{max(row.seen):.4g})"
     return told + (f", {row.lost} came to nothing" if row.lost else "")
 

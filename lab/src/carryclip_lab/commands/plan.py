@@ -91,15 +91,16 @@ def _tell(
 ) -> int:
     """Measure, and print a table."""
     from carryclip_lab.engine.calibration import calibrate
+    from carryclip_lab.engine.display import Timings
 
     workers, threads, device = options.workers or 1, options.threads, options.device
     begun = time.perf_counter()
     specs = [spec for study in chosen for spec in study.specs]
     images = [spec for spec in specs if find(spec.task).lasting]
-    with console.status("Timing a few steps of everything ..."):
+    with Timings(Console(stderr=True)) as tell:
         if images_per_second is not None:
             specs = [spec for spec in specs if not find(spec.task).lasting]
-        rates = calibrate(specs, workers, threads, Place(device, options.data)) if specs else {}
+        rates = calibrate(specs, workers, threads, Place(device, options.data), tell) if specs else {}
         if images and images_per_second is not None:
             rates[images[0].task] = cost.priced(images, images_per_second)
     where = "On this machine" if specs else f"At {images_per_second:,.0f} images/s"

@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ def main(what: Sequence[str], *, as_json: bool) -> int:
     if what:
         for study in chosen:
             console.print(_choices(study))
-        said = f"A part of it: carryclip reproduce {chosen[0].name} --only field=value"
+        said = f"A part of it: carryclip reproduce {shlex.quote(what[0])} --only field=value"
     else:
         console.print(_overview(chosen))
         console.print(_figures())

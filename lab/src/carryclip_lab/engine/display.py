@@ -1,5 +1,6 @@
-"""How far a study is: a bar on a terminal, a line every half minute elsewhere; the time left is weighed by cost."""
+"""How far a study is, or timing it: a bar on a terminal, lines elsewhere; the time left is weighed by cost."""
 
+import math
 import time
 from collections import Counter
 
@@ -14,6 +15,44 @@ from carryclip_lab.store.store import Store
 
 REFRESH, PLAIN = 1.0, 30.0
 """Seconds between two looks at the store, and between two lines off a terminal."""
+OFTEN = 5.0
+"""Between the first lines, when little is known yet, and between lines that say something new."""
+
+
+class Timings:
+    """How far measuring is: a bar on a terminal, elsewhere a line now and then."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._bar = Progress(
+            TextColumn("Timing"),
+            BarColumn(),
+            TextColumn("{task.completed:.0f} of {task.total:.0f}: {task.description}", markup=False),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+        )
+        self._task = self._bar.add_task("", total=None, start=True, visible=False)
+        self._said, self._text = -math.inf, ""
+
+    def __enter__(self) -> "Timings":
+        if self.console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.console.is_terminal:  # elsewhere it would leave an empty line
+            self._bar.stop()
+
+    def __call__(self, number: int, among: int, name: str) -> None:
+        """This one of so many is timed."""
+        if self.console.is_terminal:
+            self._bar.update(self._task, completed=number, total=among, description=name, visible=True)
+            return
+        now, text = time.monotonic(), f"Timing {number} of {among}: {name}"
+        if now - self._said >= (PLAIN if text == self._text else OFTEN):
+            self._said, self._text = now, text
+            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 class Display:
@@ -48,7 +87,8 @@ class Display:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._bar.stop()
+        if self.console.is_terminal:  # elsewhere it would leave an empty line
+            self._bar.stop()
 
     def tick(self) -> None:
         """Look, if it is time to."""
@@ -59,11 +99,12 @@ class Display:
         if self.console.is_terminal:
             text = f"{self._left()}, {brief(self._progress())}"
             self._bar.update(self._task, completed=self._done(), left=text)
-        elif now - self._said >= PLAIN:
+        elif now - self._said >= min(PLAIN, max(OFTEN, 0.5 * (now - self._begun))):
             self._said = now
             share = self._done() / self._total if self._total else 1.0
             counts = tally(self._progress())
-            self.console.print(f"{self.study.name}: {share:.0%} of the work; {counts}; {self._left()}", highlight=False)
+            said = f"{self.study.name}: {share:.0%} of the work; {counts}; {self._left()}"
+            self.console.print(said, highlight=False, markup=False, soft_wrap=True)
 
     def _progress(self) -> Counter[str]:
         """Of the runs that are wanted."""

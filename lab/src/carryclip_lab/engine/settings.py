@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from carryclip_lab.spec import Spec
 
+STORE, REPORT = "carryclip-store.sqlite", "carryclip-report"
+"""Where results and the report go unless something else is said."""
 CHECKPOINT_SECONDS = 60.0
 USUAL_LIMIT = 24.0
 

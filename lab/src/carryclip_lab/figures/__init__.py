@@ -10,7 +10,7 @@ from carryclip_lab.figures.style import RC
 
 FIGURES: Mapping[str, Figure] = {
     "epochs": Figure("Epochs to the target against batch size", epochs.main_region),
-    "faster": Figure("The chance that U-Clip needs fewer epochs", faster.draw),
+    "faster": Figure("The chance that a run with a carry needs fewer epochs", faster.draw),
     "ratios": Figure("Every setting against its optimizer alone", ratios.draw),
     "constant": Figure("Constant regions", epochs.constant),
     "constant-small": Figure("Constant regions, small batches", epochs.constant_small),

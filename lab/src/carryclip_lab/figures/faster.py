@@ -1,4 +1,4 @@
-"""The chance that a run with U-Clip needs fewer epochs than one without, or than one with plain clipping."""
+"""The chance that a run with a carry needs fewer epochs than one without clipping, or than one with plain clipping."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -37,7 +37,7 @@ def draw(summary: Summary) -> Drawn | None:
     first.axes.set_ylim(-0.04, 1.04)
     made.label("batch size", "chance of fewer epochs")
     text = (
-        f"Chance that a run with U-Clip needs fewer epochs to {100 * summary.target:g} % than one without carry, "
+        f"Chance that a run with a carry needs fewer epochs to {100 * summary.target:g} % than one without carry, "
         f"{region_name(region).label}, each at its best learning rate; ties count half, not reaching the target counts "
         "as infinitely many. Bars: 95 % bootstrap intervals over seeds, in pairs where seeds agree; where every run of "
         "one is ahead of every run of the other they have no width, however few the seeds."

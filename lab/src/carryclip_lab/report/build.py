@@ -4,6 +4,7 @@ import base64
 import functools
 import hashlib
 import json
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -21,6 +22,7 @@ from carryclip_lab.analysis.claims import VERDICTS, Claim
 from carryclip_lab.analysis.naming import method_of
 from carryclip_lab.analysis.summary import summaries
 from carryclip_lab.commands.output import make_folder, tells_errors
+from carryclip_lab.engine.settings import REPORT, STORE
 from carryclip_lab.report import runs
 from carryclip_lab.report.sections import Picture, Section, sections
 from carryclip_lab.report.theory import read_theory
@@ -40,7 +42,8 @@ def main(store_path: str, studies: list[str], out: str, theory: str | None) -> i
         chosen = studies or store.studies()
         if not chosen:
             raise StoreError(f"{store_path} has no runs yet; carryclip reproduce makes them.")
-        page = build(store, chosen, folder, theory=Path(theory) if theory else None)
+        given = _given(store_path, out, theory)
+        page = build(store, chosen, folder, theory=Path(theory) if theory else None, given=given)
     console.print(f"Wrote {', '.join(chosen)}: figures and their numbers are beside it.", highlight=False, markup=False)
     console.print(f"Open {page}", highlight=False, markup=False, soft_wrap=True)
     return 0
@@ -53,6 +56,7 @@ def build(
     *,
     theory: Path | None = None,
     formats: Sequence[str] = ("svg", "png", "pdf"),
+    given: str = "",
 ) -> Path:
     """Write ``report.html``, ``claims.json`` and the figures with captions and numbers; the path of the page.
 
@@ -62,6 +66,7 @@ def build(
         folder: where to write; made if it is not there.
         theory: a folder that ``carryclip reproduce theory`` wrote, to be shown as well.
         formats: of the figures' files; SVG is always among them.
+        given: options that a command needs to go on with partial results, such as ``"--store other.sqlite"``.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for study in studies:
@@ -80,7 +85,7 @@ def build(
         told["rules"] = ruled
     (folder / "claims.json").write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     page = folder / "report.html"
-    page.write_text(render(shown, claims, ruled), encoding="utf-8")
+    page.write_text(render(shown, claims, ruled, given), encoding="utf-8")
     return page
 
 
@@ -105,10 +110,22 @@ def _rules(studies: Iterable[str]) -> list[tuple[str, str]]:
     return [(study, name) for study in dict.fromkeys(studies) if (name := grid.rules_of(study)) is not None]
 
 
+def _given(store: str, out: str, theory: str | None) -> str:
+    """The options of ``carryclip reproduce`` that are not its defaults."""
+    options = {"--store": (store, STORE), "--out": (out, REPORT), "--theory": (theory, None)}
+    return " ".join(f"{name} {shlex.quote(value)}" for name, (value, usual) in options.items() if value != usual)
+
+
 def render(
-    shown: Sequence[Section], claims: Sequence[tuple[Claim, Section]], ruled: dict[str, dict[str, Any]] | None = None
+    shown: Sequence[Section],
+    claims: Sequence[tuple[Claim, Section]],
+    ruled: dict[str, dict[str, Any]] | None = None,
+    given: str = "",
 ) -> str:
-    """The page, with style, script, figures and data inside; ``ruled`` is what the studies' rules say."""
+    """The page, with style, script, figures and data inside.
+
+    ``ruled`` is what the studies' rules say, ``given`` the options of a command that goes on.
+    """
     from jinja2 import Environment
     from markupsafe import Markup
 
@@ -124,6 +141,8 @@ def render(
             counts=[(each, sum(claim.verdict == each for claim, _ in claims)) for each in VERDICTS],
             together=_together(shown),
             paper_alone=paper_alone(shown),
+            default=DEFAULT.label,
+            given=given,
             ruled={study: said for study, said in (ruled or {}).items() if said["lines"]},
             verdicts=[verdict for verdict in VERDICTS if any(claim.verdict == verdict for claim, _ in claims)],
             done=sum(section.done for section in shown),

@@ -43,9 +43,10 @@ CREATE TABLE IF NOT EXISTS epochs (
 CREATE TABLE IF NOT EXISTS measures (
     run TEXT NOT NULL REFERENCES runs (id), epoch INTEGER NOT NULL, metrics TEXT NOT NULL, PRIMARY KEY (run, epoch)
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS files (study TEXT PRIMARY KEY, file TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS digests (run TEXT PRIMARY KEY REFERENCES runs (id), digest TEXT NOT NULL) STRICT;
 """
-_TABLES = {"meta", "runs", "titles", "studies", "epochs", "measures", "digests"}
+_TABLES = {"meta", "runs", "titles", "files", "studies", "epochs", "measures", "digests"}
 
 
 class StoreError(UserError):

@@ -33,6 +33,12 @@ class Results(Database):
             raise StoreError(f"{self.path} has no study {study!r}; it has {known}.")
         return row
 
+    def files(self) -> dict[str, str]:
+        """The file of each study of one's own, as it was named; of none in a store from before that was kept."""
+        if "files" not in self._tables():
+            return {}
+        return dict(self._db.execute("SELECT study, file FROM files"))
+
     def progress(self, study: str) -> Counter[str]:
         """How many runs wait, run, and ended in which way."""
         query = (

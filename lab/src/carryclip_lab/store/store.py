@@ -49,6 +49,9 @@ class Store(Results):
                 said = f"Specs had been altered in {self.path}, and are put right: {some([*altered])}."
                 warnings.warn(said, stacklevel=2)
             db.execute("INSERT OR REPLACE INTO titles VALUES (?, ?, ?)", (study.name, study.title, study.tier))
+            db.execute("DELETE FROM files WHERE study = ?", (study.name,))
+            if study.file is not None:
+                db.execute("INSERT INTO files VALUES (?, ?)", (study.name, study.file))
             db.executemany("INSERT OR IGNORE INTO runs (id, spec) VALUES (?, ?)", rows)
             db.executemany("UPDATE runs SET spec = ? WHERE id = ?", [(spec, run) for run, spec in altered.items()])
             db.execute("DELETE FROM studies WHERE name = ?", (study.name,))
@@ -213,6 +216,7 @@ class Store(Results):
                     db.executemany(f"INSERT INTO {table} VALUES ({marks})", other._all_of(table, run))
             for row in other._db.execute("SELECT name, title, tier FROM titles").fetchall():
                 db.execute("INSERT OR IGNORE INTO titles VALUES (?, ?, ?)", row)
+            db.executemany("INSERT OR IGNORE INTO files VALUES (?, ?)", list(other.files().items()))
             for name, position, run in other._db.execute("SELECT name, position, run FROM studies").fetchall():
                 db.execute("INSERT OR IGNORE INTO studies VALUES (?, ?, ?)", (name, position, run))
         return new, results

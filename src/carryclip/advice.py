@@ -255,10 +255,16 @@ def _figures(which: str, effect: Effect, unit: str) -> str:
 
 def _what_matters(optimizer: Traits) -> str:
     if optimizer.divides is None:
-        return "Adam and its like feel only what is left after the best scale; to SGD scale is a learning rate."
+        return (
+            "Adam and its like notice only the bias left after the best scale; for SGD a change of scale is a change "
+            "of the learning rate."
+        )
     if optimizer.divides:
-        return f"{optimizer} divides gradients by their size, and feels only what is left after the best scale."
-    return f"To {optimizer} scale is a learning rate; no rate undoes what is left after the best scale."
+        return f"{optimizer} divides gradients by their size, so it notices only the bias left after the best scale."
+    return (
+        f"For {optimizer} a change of scale is only a change of the learning rate; the bias left after the best scale "
+        "is not."
+    )
 
 
 def _share(q: float) -> str:

@@ -18,7 +18,7 @@ SNIPPETS = [
 
 def test_the_pages_have_snippets():
     assert len(PAGES) == 6
-    assert len(SNIPPETS) == 13
+    assert len(SNIPPETS) == 14
 
 
 @pytest.mark.parametrize("block", SNIPPETS)

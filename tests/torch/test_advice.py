@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn, optim
 
-from carryclip import Adaptive, CarryClipWarning, Component, Gated, Norm, Sign, Welford
+from carryclip import Adaptive, CarryClipWarning, Component, Gated, Norm, Quantile, Sign, Welford
 from carryclip.advice import Traits, advise
 from carryclip.bias import BLOCK, CoordinateView, NormView
 from carryclip.diagnosis import LAST_STEP
@@ -233,10 +233,10 @@ def test_a_pure_shrink_is_bias_but_none_after_the_best_scale():
     assert advice.observed.bias == pytest.approx(1 - 0.5 / np.sqrt(50), abs=0.02)
     assert advice.observed.shrink == pytest.approx(0.5 / np.sqrt(50), rel=0.05)
     assert advice.observed.scaled_bias < 0.01
-    assert "AdamW divides gradients by their size, and feels only what is left after the best scale" in str(advice)
+    assert "AdamW divides gradients by their size, so it notices only the bias left after the best scale" in str(advice)
     plain = watch(Norm(0.5), noise(0.2, mean=1.0), kind=momentum).advise()
     assert plain.observed.scaled_bias == advice.observed.scaled_bias
-    assert "To SGD with momentum 0.9 scale is a learning rate" in str(plain)
+    assert "For SGD with momentum 0.9 a change of scale is only a change of the learning rate" in str(plain)
     assert plain.suggested.radius >= 2 * 0.95 * np.sqrt(50)
     assert "you would train as well without clipping" in plain.reason
 
@@ -352,6 +352,13 @@ def test_a_schedule_is_judged_by_the_radius_of_each_step():
     shrinking = watch(Component(lambda step: 4.0 / (1 + step)), heavy, steps=40, kind=optim.AdamW).advise()
     assert shrinking.observed.radius == 4 / 40
     assert "does the same" not in shrinking.reason, "torch has no schedule"
+
+
+def test_a_rule_is_judged_by_the_radius_it_had_at_each_step():
+    advice = watch(Norm(Quantile(0.9)), noise(mean=0.2), kind=optim.AdamW).advise()
+    assert (advice.verdict, advice.carry) == KEEP_PLAIN
+    assert advice.observed.radius is None
+    assert advice.observed.clipped == pytest.approx(0.1, abs=0.05)
 
 
 def test_the_docs_name_the_limits_that_are_used():
@@ -618,7 +625,7 @@ def test_the_optimizer_is_remembered_when_it_is_gone_and_may_be_unknown():
         explicit.clip_()
     text = str(explicit.advise())
     assert text.startswith("Observed 100 steps.")
-    assert "Adam and its like feel only what is left after the best scale; to SGD scale is a learning rate" in text
+    assert "Adam and its like notice only the bias left after the best scale; for SGD a change of scale" in text
 
 
 # ------------------------------------------------------------------ what is remembered
@@ -656,9 +663,7 @@ def test_advice_needs_observed_steps():
     clipper = watch(Norm(1.0), lambda rng, size: rng.standard_normal(size), steps=5)
     with pytest.raises(RuntimeError, match="has seen 5 usable steps and needs at least 20"):
         clipper.advise()
-    with pytest.raises(
-        RuntimeError, match=r"This clipper clips, and keeps no gradients.*UClip.*observe=True"
-    ):
+    with pytest.raises(RuntimeError, match=r"This clipper clips, and keeps no gradients.*UClip.*observe=True"):
         UClip([nn.Parameter(torch.zeros(1))], Norm(1.0), carry=True).advise()
 
 

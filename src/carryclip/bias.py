@@ -325,7 +325,7 @@ def _at_most(scaled: float, bias: float) -> float:
     Its estimate may exceed both: each figure has noise of its own, and the best scale is held within limits where the
     means are lost in the noise. A bias of 0 is one that does not show, and bounds nothing.
     """
-    if not scaled > 0.0:
+    if not scaled > 0.0:  # nothing shows, or of unknown size
         return scaled
     limit = bias if bias > 0.0 else 1.0
     return min(scaled, limit, 1.0)

@@ -200,6 +200,9 @@ def _two_digits_up(value: float) -> float:
 
 # ------------------------------------------------------------------ words
 
+_SAFE = "where nothing is to be given back, it changes next to nothing."
+"""Why to have the default carry while nothing is known."""
+
 
 def _why_larger(case: Case, larger: Effect, wrong: str) -> str:
     then = f"{larger.radius:g} cuts {cut(larger, case.view.unit)}"
@@ -215,9 +218,6 @@ def _why_larger(case: Case, larger: Effect, wrong: str) -> str:
     if isinstance(case.view, NormView):  # usual_quantile is where the larger radius comes from
         follow = f" Norm(Quantile({case.view.usual_quantile:g})) finds such a radius by itself, and follows it."
     return f"Take a larger radius: {case.observed.radius:g} {wrong}. {then}{follow}" + _stock(case, larger)
-
-
-_SAFE = "where nothing is to be given back, it changes next to nothing."
 
 
 def _not_seen(case: Case, effect: Effect) -> str:

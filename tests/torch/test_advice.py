@@ -322,6 +322,7 @@ def test_a_regression_on_amounts_is_not_judged_before_its_bias_can_be_seen(kind)
             if step in (300, 400):
                 assert watcher.advise().line == "clipper = UClip(optimizer, Norm(1))"
                 assert watcher.advise().verdict == "keep"
+                assert not watcher.advise().observed.scaled_bias > 1.0
 
 
 def test_what_is_not_known_yet_says_how_long_to_watch():

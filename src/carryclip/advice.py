@@ -40,9 +40,12 @@ class Advice:
 
     verdict: Verdict
     """What to do with the observed region: keep it, take a larger radius, or train without clipping. "unknown" where
-    somebody has clipped the gradients before they were seen."""
+    the steps were too few to tell, or somebody has clipped the gradients before they were seen."""
     carry: bool
-    """Whether to have the carry; if not, plain clipping does as well or better."""
+    """Whether to have the carry; if not, plain clipping does as well or better. True where the steps were too few to
+    tell."""
+    enough: int | None
+    """About how many steps would tell, where those seen were too few; None otherwise."""
     line: str
     reason: str
     steps: int
@@ -61,7 +64,7 @@ class Advice:
     """What the suggested radius would do, if another one is suggested."""
 
     def __str__(self) -> str:
-        if self.verdict == "unknown":  # all other figures are of what somebody has clipped
+        if self.verdict == "unknown" and self.enough is None:  # all other figures are of what somebody has clipped
             return "\n".join([self._heading(), self._sizes(), f"Advice: {self.reason}", f"    {self.line}"])
         lines = [self._heading(), *self._gradients(), _figures("observed", self.observed, self.unit)]
         if self.suggested is not None:
@@ -141,9 +144,12 @@ def advise(
         RuntimeError: there are fewer than ``LEAST_STEPS`` usable steps.
     """
     if len(samples) < LEAST_STEPS:
+        remedy = "Train on with the watcher attached, then ask again."
+        if len(samples) + skipped == 0:
+            remedy = "Is the watcher attached to the optimizer that steps?"
         raise RuntimeError(
             f"advise() has seen {len(samples)} usable steps and needs at least {LEAST_STEPS}; a few hundred are "
-            "better. Train on with the clipper attached, then ask again."
+            f"better. {remedy}"
         )
     norms, radii = (metrics[:, LAST_STEP.index(name)] for name in ("grad_norm", "radius_norm"))
     # A gradient of 0, or a coordinate that never had one, divides by 0 on the way; what comes of it is dealt with.
@@ -166,6 +172,7 @@ def advise(
     return Advice(
         verdict=judgement.verdict,
         carry=judgement.carry,
+        enough=judgement.enough,
         line=_line(case, judgement),
         reason=judgement.reason,
         steps=len(samples),
@@ -222,8 +229,10 @@ def _number(region: Region, step: Any) -> float | None:
 
 
 def _line(case: Case, judgement: Judgement) -> str:
-    if judgement.verdict in ("remove", "unknown"):
-        return NO_CLIPPING if judgement.verdict == "remove" else ASK_AGAIN
+    if judgement.verdict == "remove":
+        return NO_CLIPPING
+    if judgement.verdict == "unknown" and judgement.enough is None:
+        return ASK_AGAIN
     region, kind = repr(case.region), type(case.region).__name__
     if judgement.suggested is not None:
         region = f"{kind}({judgement.suggested.radius:.15g})"
@@ -246,10 +255,16 @@ def _figures(which: str, effect: Effect, unit: str) -> str:
 
 def _what_matters(optimizer: Traits) -> str:
     if optimizer.divides is None:
-        return "Adam and its like feel only what is left after the best scale; to SGD scale is a learning rate."
+        return (
+            "Adam and its like notice only the bias left after the best scale; for SGD a change of scale is a change "
+            "of the learning rate."
+        )
     if optimizer.divides:
-        return f"{optimizer} divides gradients by their size, and feels only what is left after the best scale."
-    return f"To {optimizer} scale is a learning rate; no rate undoes what is left after the best scale."
+        return f"{optimizer} divides gradients by their size, so it notices only the bias left after the best scale."
+    return (
+        f"For {optimizer} a change of scale is only a change of the learning rate; the bias left after the best scale "
+        "is not."
+    )
 
 
 def _share(q: float) -> str:

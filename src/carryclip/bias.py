@@ -46,6 +46,8 @@ class Effect:
     """After the best scale: min over a of |m - a·c|/|m|; a common a, or one of each coordinate if the optimizer has."""
     floor: float
     """The smallest ``scaled_bias`` that would have shown; NaN where the mean gradient is lost in the noise."""
+    unseen: float
+    """The smallest |f·m - a·c| that would have shown, relative to the root mean square of f·|g|."""
     reach: float
     """Size of f·m: the mean that updates must have to be free of bias, so that the radius must be above it."""
     delay: float
@@ -81,6 +83,8 @@ class Tail(NamedTuple):
     """The largest over the median."""
     heavy: bool
     """Whether some gradients are far larger than most."""
+    steps: int
+    """How many steps had a gradient, or a coordinate of it, that was."""
 
 
 class View:
@@ -120,6 +124,10 @@ class View:
         """How large the mean row is, by the measure of the radius; NaN if it is lost in the noise."""
         raise NotImplementedError
 
+    def usual_size(self, rows: np.ndarray) -> float:
+        """Root mean square of a row's Euclidean norm."""
+        raise NotImplementedError
+
     def clip(self, radius: float) -> Effect:
         """What plain clipping to ``radius`` does."""
         raise NotImplementedError
@@ -137,26 +145,31 @@ class View:
         blocks = [self.sizes[block] / _column_medians(self.sizes[block]) for block in self.blocks]
         relative = np.concatenate(blocks)
         ratio, largest = _quantile(relative, 0.99), _quantile(relative, 1.0)
-        return Tail(ratio, largest, ratio >= self.heavy or largest >= self.heavy_largest)
+        far = (relative >= self.heavy).reshape(len(relative), -1).any(axis=1)
+        return Tail(ratio, largest, ratio >= self.heavy or largest >= self.heavy_largest, int(far.sum()))
 
     def effect(self, clipped: np.ndarray, usual: np.ndarray, radius: float | None, share: float) -> Effect:
         """What a clipping does that turns ``whole`` into ``clipped`` and has the usual factor ``usual``."""
         aim = usual * self.whole
         goal = self.squared_mean(aim)
         turned = self.squared_mean(aim - self.best_scale(aim, goal, clipped) * clipped)
+        least = math.sqrt(SURE * turned.error)
+        size = self.usual_size(aim)
         floor = delay = math.nan
         if goal.found:
-            floor = math.sqrt(SURE * turned.error / goal.square)
+            floor = least / math.sqrt(goal.square)
         if radius is not None:
             present = self.sizes[~np.isnan(self.sizes)]
             delay = max(1.0, (1.0 + float(np.mean(np.square(present / radius)))) / 2.0)
+        bias = self.squared_mean(self.whole - clipped).over(self.mean)
         return Effect(
             radius=radius,
             clipped=share,
             shrink=float(np.mean(usual)),
-            bias=self.squared_mean(self.whole - clipped).over(self.mean),
-            scaled_bias=turned.over(goal),
+            bias=bias,
+            scaled_bias=_at_most(turned.over(goal), bias),
             floor=floor,
+            unseen=least / size if size > 0.0 else 0.0,
             reach=self.mean_size(aim),
             delay=delay,
         )
@@ -184,6 +197,7 @@ class NormView(View):
     def __init__(self, gradients: np.ndarray, norms: np.ndarray, coordinates: int) -> None:
         rows = np.nan_to_num(gradients, nan=0.0)
         self.products = rows @ rows.T
+        self.squares = self.products.diagonal().copy()
         np.fill_diagonal(self.products, 0.0)
         self.pairs = len(rows) * (len(rows) - 1)
         self.sample = gradients.shape[1] / coordinates
@@ -202,6 +216,10 @@ class NormView(View):
         """Its Euclidean norm; NaN if it is lost in the noise."""
         mean = self.squared_mean(rows)
         return math.sqrt(mean.square / self.sample) if mean.found else math.nan
+
+    def usual_size(self, rows: np.ndarray) -> float:
+        """Root mean square of a row's Euclidean norm."""
+        return math.sqrt(np.mean(np.square(rows) * self.squares))
 
     def clip(self, radius: float | np.ndarray) -> Effect:
         """What clipping to ``radius``, one number or one for each step, does."""
@@ -256,6 +274,10 @@ class CoordinateView(View):
         signal = np.sqrt(np.maximum(np.square(mean) - variance / steps, 0.0))
         return _quantile(signal[~absent.all(0)], 0.99)
 
+    def usual_size(self, rows: np.ndarray) -> float:
+        """Root mean square of a row's Euclidean norm."""
+        return math.sqrt(np.sum(np.square(rows)) / len(rows))
+
     def clip(self, radius: float) -> Effect:
         """What clipping each coordinate to ±radius does."""
         return self.replace(np.clip(self.whole, -radius, radius), radius)
@@ -295,6 +317,18 @@ def observed_effect(view: View, region: Region, number: float | None, radii: np.
     judge = UClip(region, carry=False)
     clipped = [judge.step([row])[0] for row in view.whole]
     return view.replace(np.array(clipped), number)
+
+
+def _at_most(scaled: float, bias: float) -> float:
+    """What is left after the best scale, which no scale at all (a = 1, or a = 0) bounds by ``bias`` and by 1.
+
+    Its estimate may exceed both: each figure has noise of its own, and the best scale is held within limits where the
+    means are lost in the noise. A bias of 0 is one that does not show, and bounds nothing.
+    """
+    if not scaled > 0.0:  # nothing shows, or of unknown size
+        return scaled
+    limit = bias if bias > 0.0 else 1.0
+    return min(scaled, limit, 1.0)
 
 
 def _from_products(total: float, products: np.ndarray, pairs: int) -> Mean:

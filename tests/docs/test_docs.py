@@ -17,6 +17,7 @@ import gallery
 import published
 import pyarrow.parquet
 import pytest
+import radii
 import table
 import torch
 import torch.distributed as dist
@@ -94,6 +95,17 @@ def test_no_page_with_snippets_is_left_out():
     assert sum(page.read_text(encoding="utf-8").count("```python") for page in PAGES) == sum(
         len(snippets(page)) for page in PAGES
     )
+
+
+def test_the_page_on_radii_has_the_table_of_its_runs_and_its_sentences_agree_with_it():
+    page = radii.PAGE.read_text(encoding="utf-8")
+    assert radii.write_page(radii.read()) == page
+    (said,) = re.findall(r"^As good as the best constant: (.*)$", page, re.MULTILINE)
+    counts = {name: int(count) for name, count in re.findall(r"`(.*?)` in (\d+)", said)}
+    starts = re.findall(r"`Norm\((\w+\([\d.]+\))\)` \|.*best of five constants in (\d+) of 12 lines", page)
+    (agc,) = re.findall(r"`agc\(\)` was as good as the best constant in (\d+) lines", page)
+    assert starts == [("ZScore(2.5)", str(counts["ZScore(2.5)"]))]
+    assert int(agc) == counts["agc()"]
 
 
 def test_snippets_about_trainers_run(tmp_path):

@@ -5,8 +5,11 @@ import re
 import warnings
 from pathlib import Path
 
+import jax.numpy as jnp
+import optax
 import pytest
 
+from carryclip.optax import Component, Norm, graft, uclip
 from snippets import snippets
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -18,7 +21,7 @@ SNIPPETS = [
 
 def test_the_pages_have_snippets():
     assert len(PAGES) == 6
-    assert len(SNIPPETS) == 13
+    assert len(SNIPPETS) == 14
 
 
 @pytest.mark.parametrize("block", SNIPPETS)
@@ -41,6 +44,23 @@ def comments(block):
 def test_the_numbers_that_pages_promise_are_compared():
     promised = [number for snippet in SNIPPETS for number in comments(snippet.values[0])]
     assert promised == [0.25, 0.0, 0.43]
+
+
+def test_graft_brings_an_injected_radius_along():
+    """As docs/howto/change-the-radius.md says; a plain chain does not fit such a state."""
+    params = {"w": jnp.zeros(4)}
+
+    def make(region, radius):
+        return optax.chain(optax.inject_hyperparams(lambda radius: uclip(region(radius)))(radius=radius))
+
+    old, new = make(Norm, 1.0).init(params), make(Component, 0.1)
+    state = graft(new.init(params), old)
+    assert float(state[0].hyperparams["radius"]) == 1.0
+    state[0].hyperparams["radius"] = jnp.asarray(0.1)
+    updates, _ = new.update({"w": jnp.full(4, 3.0)}, state, params)
+    assert float(updates["w"][0]) == pytest.approx(0.1)
+    with pytest.raises(ValueError, match="must come from the same optimizer"):
+        graft(uclip(Component(0.1)).init(params), old)
 
 
 @pytest.mark.parametrize("page", [*PAGES, *(DOCS / name for name in ("faq.md", "glossary.md", "gallery.md"))], ids=str)

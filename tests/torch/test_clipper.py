@@ -469,7 +469,11 @@ def test_attaching_twice_and_mixing_forms():
             again()
     with pytest.raises(RuntimeError, match="do not call clip_"):
         clipper.clip_()
+    del optimizer
+    with pytest.raises(RuntimeError, match=r"by UClip\(SGD, Norm.*in a notebook put clipper\.remove\(\) at the top"):
+        UClip(optim.SGD([p], lr=1.0), Norm(1.0))
     clipper.remove()
+    optimizer = optim.SGD([p], lr=1.0)
     explicit = UClip([p], Norm(1.0), carry=True)
     with pytest.raises(RuntimeError, match=r"clipped already, by UClip\(parameters"):
         UClip(optimizer, Norm(1.0), carry=True)

@@ -13,6 +13,7 @@ from torch import nn, optim
 from carryclip import EWMA, Adaptive, CarryClipWarning, Component, Drip, Gated, Norm, Shrunk, Sign, Symmetric
 from carryclip.diagnosis import clipped_before
 from carryclip.torch import LocalUClip, UClip, uclipped
+from carryclip.torch._hooks import PATIENCE
 from seam import as_on_a_device, ledger
 
 
@@ -299,6 +300,35 @@ def test_an_optimizer_made_anew_after_attaching_is_reported_once(make, observe):
     assert f"an optimizer of the class {type(again).__name__} to which no clipper is attached" in said[0]
     assert "If that was made anew, attach UClip to the new one" in said[0]
     assert "clip_()" not in said[0]
+
+
+@pytest.mark.parametrize("attached", [True, False])
+def test_a_clipper_that_sees_no_step_is_reported_without_being_asked(attached):
+    net, optimizer = problem()
+    clipper = UClip(optimizer if attached else net.parameters(), Norm(1.0))
+    again = optim.SGD(net.parameters(), lr=0.01)
+    assert said_by(lambda: train(net, again, PATIENCE - 1)) == []
+    said = said_by(lambda: train(net, again, 2 * PATIENCE))
+    assert len(said) == 1
+    assert "no step was seen" in said[0]
+    assert not said_by(clipper.metrics)
+
+
+def test_nothing_is_said_of_a_clipper_that_was_removed_or_has_clipped():
+    net, optimizer = problem()
+    UClip(optimizer, Norm(1.0)).remove()
+    again = optim.SGD(net.parameters(), lr=0.01)
+    clipper = UClip(net.parameters(), Norm(1.0))
+    clipper.clip_()
+    assert said_by(lambda: train(net, again, 2 * PATIENCE)) == []
+
+
+def test_a_watcher_of_another_model_asks_whose_optimizer_it_has():
+    (net, _), (_other, theirs) = problem(), problem()
+    watcher = UClip(theirs, Norm(1.0), observe=True)
+    train(net, optim.SGD(net.parameters(), lr=0.01), 3)
+    with pytest.raises(RuntimeError, match=r"seen 0 usable steps .* attached to the optimizer that steps"):
+        watcher.advise()
 
 
 def test_advice_without_a_step_says_why():

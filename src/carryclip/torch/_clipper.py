@@ -17,7 +17,7 @@ from carryclip.policy import Policy
 from carryclip.regions import Norm, Region
 from carryclip.torch import _foreign, _layout
 from carryclip.torch._compiled import CompileMode, check_mode
-from carryclip.torch._hooks import Hooks
+from carryclip.torch._hooks import Hooks, stop_waiting
 from carryclip.torch._layout import Group, RegionMap
 from carryclip.torch._session import Session, check_every
 from carryclip.torch._state import PREFIX, OwnHome, carry_of, read_storage, refill
@@ -203,7 +203,8 @@ class UClip:
         session = self._session
         if session.observer is None:
             raise RuntimeError(
-                "advise() needs observed steps: attach with UClip(optimizer, region, observe=True) and train on."
+                "This clipper clips, and keeps no gradients for advise(). Call remove() on it, attach with "
+                "UClip(optimizer, region, observe=True) instead, and train on."
             )
         session.warn_of_strangers()
         return session.observer.advise(session.layout, max(session.ledger.steps - 1, 0))
@@ -219,6 +220,7 @@ class UClip:
         if hooks is not None:
             hooks.remove()
         self._removed = True
+        stop_waiting(session)
         _foreign.release(session, session.params())
         for optimizer in session.optimizers if forget and session.observer is None else []:
             for entries in [*optimizer.param_groups, *optimizer.state.values()]:

@@ -132,7 +132,10 @@ def claim(clipper: Any, params: list[Tensor], *, watch_only: bool) -> None:
         gc.collect()  # a clipper that nobody can reach any more may only be waiting for this
     owner = _other_owner(clipper, params)
     if owner is not None:
-        advice = "Clipping twice would bias what the carry keeps: call .remove() on that clipper first."
+        advice = (
+            "Clipping twice would bias what the carry keeps: call .remove() on that clipper first; in a notebook put "
+            "clipper.remove() at the top of the cell."
+        )
         if watch_only:
             advice = "What is left of their gradients says little. Attach the watcher first, or call .remove()."
         raise RuntimeError(f"These parameters are clipped already, by {owner.summary()}. {advice}")

@@ -30,6 +30,12 @@ class _Clipper(Protocol):
     def check(self) -> None: ...
 
 
+class _Unseen(Protocol):
+    """A clipper that may be attached to the wrong optimizer."""
+
+    def warn_of_strangers(self) -> None: ...
+
+
 class Hooks:
     """Connects a clipper with one or several optimizers.
 
@@ -268,6 +274,23 @@ _others: "weakref.WeakKeyDictionary[Optimizer, int]" = weakref.WeakKeyDictionary
 """How many steps were taken by optimizers to which nothing is attached."""
 
 
+_waiting: "weakref.WeakSet[_Unseen]" = weakref.WeakSet()
+"""Clippers that have seen no step."""
+
+PATIENCE = 100
+"""Steps of an optimizer to which nothing is attached between two looks at the clippers that have seen none."""
+
+
+def await_step(clipper: _Unseen) -> None:
+    """Warn, without being asked, if others step the parameters and this clipper sees none of it."""
+    _waiting.add(clipper)
+
+
+def stop_waiting(clipper: _Unseen) -> None:
+    """It has seen a step, or was removed."""
+    _waiting.discard(clipper)
+
+
 @cache  # once for all clippers
 def watch_others() -> None:
     """Look at the steps of optimizers to which nothing is attached."""
@@ -285,6 +308,9 @@ def _note_other(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         return
     steps = _others.get(optimizer, 0)
     _others[optimizer] = steps + 1
+    if (steps + 1) % PATIENCE == 0:
+        for clipper in list(_waiting):
+            clipper.warn_of_strangers()
     if getattr(optimizer, "optim", None) in _attached:  # ZeroRedundancyOptimizer shows the groups of the one inside it
         return
     if steps == 0 and is_marked(optimizer):

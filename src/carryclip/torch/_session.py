@@ -13,7 +13,7 @@ from carryclip.diagnosis import warn_user
 from carryclip.torch import _foreign, _layout
 from carryclip.torch._compiled import CompileMode, check_mode
 from carryclip.torch._foreign import Partition, check_rules, stepping_engine, warn_of_clipping
-from carryclip.torch._hooks import others, watch_others
+from carryclip.torch._hooks import await_step, others, stop_waiting, watch_others
 from carryclip.torch._layout import Group, Layout, Leaf, RegionMap
 from carryclip.torch._observe import Observer, check_observable
 from carryclip.torch._state import (
@@ -59,6 +59,7 @@ class Session:
         optimizers, self.own_groups, found = _foreign.parse(target)
         self.process_group = found if process_group is None else process_group
         self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
+        self._names = " + ".join(type(optimizer).__name__ for optimizer in optimizers) or "parameters"
         self.regions = RegionMap(region)
         self.regions.check(self.groups)
         self.carry_policy = check_policy(carry)
@@ -74,6 +75,7 @@ class Session:
         self._looked = False
         """Whether a step was seen."""
         watch_others()
+        await_step(self)
         self._others = others()
         self._partition: Partition | None = None
         self._round: set[int] = set()
@@ -279,6 +281,7 @@ class Session:
         """Find out, at the first step, who steps the optimizer; and, under DeepSpeed, whether this is a new step."""
         if not self._looked:
             self._looked = True
+            stop_waiting(self)
             if warn_of_clipping():
                 self.watch.warned.add(CLIPPED)
             self._partition = stepping_engine(self.optimizers[0]) if len(self.optimizers) == 1 else None
@@ -324,8 +327,7 @@ class Session:
 
     def summary(self) -> str:
         """One line: what is clipped, and to what."""
-        names = " + ".join(type(optimizer).__name__ for optimizer in self.optimizers) or "parameters"
-        return f"UClip({names}, {self.description()})"
+        return f"UClip({self._names}, {self.description()})"
 
     def in_words(self) -> str:
         """What is clipped, and what becomes of what is cut and of bad gradients."""

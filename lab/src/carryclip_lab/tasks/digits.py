@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,13 +34,14 @@ class Digits(ImageTask):
 
 def _table() -> tuple[np.ndarray, np.ndarray]:
     """Pixels and digits, read from scikit-learn's own file: to import its reader takes longer than a short run."""
-    found = find_spec("sklearn")
-    origin = "" if found is None else found.origin or ""
+    package = find_spec("sklearn")
+    origin = "" if package is None else package.origin or ""
     file = Path(origin).parent / "datasets" / "data" / "digits.csv.gz"
     if not file.is_file():  # another version may keep it elsewhere
         from sklearn.datasets import load_digits
 
-        return load_digits(return_X_y=True)
+        found: Any = load_digits()
+        return found.data, found.target
     rows = np.loadtxt(file, delimiter=",")
     return rows[:, :-1], rows[:, -1].astype(int)
 

@@ -115,8 +115,6 @@ OPTAX_CELLS = [
     if dtype != "float16" or policy in ("full", "gated")
 ]
 """Each takes a second to compile, so variants of a kind have fewer policies, and float16 as well."""
-OPTAX_PAIRS = [cell for cell in OPTAX_CELLS if cell[0] in KINDS and cell[1] not in WIDE_ONLY]
-"""Where every pair is tried each time; of variants every one in one cell."""
 COMPILED_CELLS = [
     (region, policy, dtype)
     for region, policy, dtype in CELLS

@@ -11,7 +11,6 @@ from cases import (
     DEVICE_CELLS,
     MIXING,
     OPTAX_CELLS,
-    OPTAX_PAIRS,
     POLICIES,
     REGIONS,
     SHAPES,
@@ -27,7 +26,7 @@ FEWER = {"optax": OPTAX_CELLS, "torch compiled": COMPILED_CELLS, "torch on a dev
 ALL = {backend: FEWER.get(backend, CELLS) for backend in BACKENDS}
 QUICK = {backend: covering(table) for backend, table in ALL.items()} | {
     # These take seconds to compile.
-    "optax": [*covering(OPTAX_PAIRS), *covering(OPTAX_CELLS, together=1)],
+    "optax": covering(OPTAX_CELLS, together=1),
     "torch compiled": covering(COMPILED_CELLS, together=1),
 }
 TABLE = [

@@ -222,7 +222,7 @@ def test_narrow_updates_are_held_in_their_finite_range(dtype):
             assert param.grad.item() == largest
 
 
-@pytest.mark.pairwise
+@pytest.mark.pairwise(together=1)
 @pytest.mark.parametrize("carry", [True, False, Capped(5), Gated(), Drip(), Shrunk()], ids=repr)
 @pytest.mark.parametrize("region", [*REGIONS, Norm(0.1, over="group")], ids=repr)
 @pytest.mark.parametrize("fused", [False, True])

@@ -50,6 +50,7 @@ def close(one, other, **tolerance):
 
 
 @pytest.mark.pairwise(together=1)
+@pytest.mark.pairwise(together=1)
 @pytest.mark.parametrize(("region", "carry"), RULES, ids=str)
 def test_aggregate_then_clip_equals_one_device(mesh, region, carry):
     many = aggregate_then_clip(loss, optax.adam(1e-2), mesh, region, carry)
@@ -73,6 +74,7 @@ def test_aggregate_then_clip_equals_one_device(mesh, region, carry):
     assert float(metrics(state.clip)["carry_norm"]) > 0
 
 
+@pytest.mark.pairwise(together=1)
 @pytest.mark.parametrize(("region", "carry"), [(Norm(0.2), True), (Component(0.02), True)], ids=str)
 def test_clip_then_aggregate_conserves_what_devices_saw(mesh, region, carry):
     run = clip_then_aggregate(loss, optax.sgd(1.0), mesh, region, carry)
@@ -114,6 +116,7 @@ def test_clip_then_aggregate_equals_a_loop_over_devices(mesh):
     assert np.isfinite(metrics(state.clip)["grad_norm"]).all()
 
 
+@pytest.mark.pairwise(together=1)
 @pytest.mark.parametrize("build", [aggregate_then_clip, clip_then_aggregate])
 def test_one_bad_device_makes_all_skip(mesh, build):
     run = build(loss, optax.sgd(0.1), mesh, Norm(0.2))
@@ -161,6 +164,7 @@ def test_the_state_is_sharded_as_the_parameters(mesh):
     assert state.carry["w"].sharding.is_equivalent_to(sharding, 2)
 
 
+@pytest.mark.pairwise(together=1)
 @pytest.mark.pairwise(together=1)
 @pytest.mark.parametrize(("region", "carry"), RULES, ids=str)
 def test_sharded_parameters_give_the_same_updates(mesh, region, carry):

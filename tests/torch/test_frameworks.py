@@ -340,6 +340,7 @@ def weights(trainer):
     return [p.detach() for p in trainer.model.net.parameters()]
 
 
+@pytest.mark.pairwise(together=1)
 @pytest.mark.parametrize("form", ["attach", "callback"])
 @pytest.mark.parametrize("region", [Norm(0.3), Component(0.05)], ids=repr)
 def test_the_hf_trainer_clips_and_resumes_bit_equal(tmp_path, region, form):

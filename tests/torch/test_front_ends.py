@@ -447,6 +447,7 @@ BACKENDS = ["eager", pytest.param("inductor", marks=needs_compiler)]
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.pairwise
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("make", [optim.AdamW, optim.SGD])
 @pytest.mark.parametrize("carry", [True, False])

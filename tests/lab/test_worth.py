@@ -1,9 +1,12 @@
 """Is the carry worth having: effects seed by seed, bias with its noise taken out, and the rules of the answers."""
 
+import io
 import math
+import re
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from carryclip_lab.analysis import answers as answering
 from carryclip_lab.analysis import tables
@@ -245,6 +248,26 @@ def test_a_study_of_trials_is_shown_as_such():
     course = draw("course", summary)
     ends = [row for row in course.rows if row["method"] == "U-Clip"]
     assert [(row["steps"], row["carry"]) for row in ends] == [(10, 2.0), (20, 4.0)]
+
+
+@pytest.mark.parametrize("width", [80, 100, 300])
+def test_no_number_is_cut_on_a_narrow_terminal(width):
+    summary = study()
+    heads, lines, _ = tables.of_trial(summary)
+    console = Console(width=width, file=io.StringIO())
+    shown = table(summary, width)
+    console.print(shown)
+    said = console.file.getvalue()
+    assert "…" not in said
+    assert max(map(len, said.splitlines())) <= width
+    # Every word of every column that is there, and the name of every one that is not.
+    columns = [column.header for column in shown.columns]
+    kept = [k for k, head in enumerate(heads) if head in columns or k < 2]
+    printed = {word.strip(",") for word in re.findall(r"[^\s│]+", said)}
+    assert {word.strip(",") for line in lines for k in kept for word in line[k].split()} <= printed
+    left_out = [heads[k] for k in range(len(heads)) if k not in kept]
+    assert bool(left_out) == (width == 80)
+    assert all(head in " ".join(said.split()) for head in left_out)
 
 
 def test_what_else_was_measured_stands_in_the_table():

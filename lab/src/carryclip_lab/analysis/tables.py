@@ -16,6 +16,7 @@ from carryclip_lab.store.records import last
 
 MOST = 40
 """Lines beyond which a table of epochs helps nobody."""
+DROP_IN_HEAD = "at plain clipping's best lr by"
 MARKS = {"yes": "▲", "it hurts": "▼", "no difference": "=", "inconclusive": "·"}
 """Better than plain clipping, worse, the same, not known."""
 
@@ -76,7 +77,7 @@ def of_trial(summary: Summary) -> Table:
         heads += ["bias along the mean step without clipping (%)", "astray (%)"]
         return Table(heads, [_still(each) for each in stills(summary)])
     heads = ["optimizer", "clipping", "method", "best lr", subject.words]
-    heads += ["better than plain clipping by", "at plain clipping's best lr by"]
+    heads += ["better than plain clipping by", DROP_IN_HEAD]
     heads += (["bias"] if subject.bias else []) + [words for _, words in subject.also]
     return Table(heads, [_words(summary, block, row) for block in blocks(summary) for row in block.rows])
 

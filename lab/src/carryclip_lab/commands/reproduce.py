@@ -136,7 +136,7 @@ def main(
     with Store(path) as opened:
         for summary in (each for study in chosen for each in summaries(opened, study.name)):
             if runs_of(summary.cells)[0]:
-                console.print(table(summary))
+                console.print(table(summary, console.width))
         for study in chosen:
             for said in verdicts(opened, study.name, study.rules):
                 console.print(said, highlight=False, markup=False)

@@ -22,8 +22,8 @@ ROOMY = 1000
 def table(summary: Summary, width: int = ROOMY) -> rich.table.Table:
     """What the study's kind has to show, under the name of its data.
 
-    Numbers are never cut. On a narrow terminal optimizer and clipping head a block of lines, and columns that do not fit
-    are named below the table instead.
+    Numbers are never cut. On a narrow terminal optimizer and clipping head a block of lines, and columns that do not
+    fit are named below the table.
     """
     heads, lines, note = kind_of(summary).table(summary)
     lines = [[word.removesuffix(" reached") for word in line] for line in lines]  # which the note says

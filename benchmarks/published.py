@@ -21,7 +21,7 @@ from pathlib import Path
 
 import evidence  # the module beside this one
 
-from carryclip_lab.analysis.shifts import of_rates, shifts
+from carryclip_lab.analysis.shifts import drop_in, of_rates, shifts
 from carryclip_lab.analysis.summary import summarise
 from carryclip_lab.analysis.tables import of_epochs
 from carryclip_lab.grid import Study, load
@@ -47,7 +47,7 @@ PAGES = {
 """Each with what it shows."""
 ME = "published"
 """Who writes what is restored."""
-BY_RATE = ("rates-table", "shifts")
+BY_RATE = ("rates-table", "shifts", "drop-in")
 
 
 def records(folder: Path) -> dict[str, list[Record]]:
@@ -99,7 +99,8 @@ def by_rate(found: list[Record], study: str, what: str) -> str:
     if what == "rates-table":
         table = of_rates(summary)
         return lines(table.heads, table.lines)
-    return "\n".join(f"- {shift}." for shift in shifts(summary))
+    said = drop_in(summary) if what == "drop-in" else shifts(summary)
+    return "\n".join(f"- {each}." for each in said)
 
 
 def accuracy_table(folder: Path, study: str) -> str:

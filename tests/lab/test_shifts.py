@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from carryclip_lab.analysis.shifts import answer, of_rates, shifts
+from carryclip_lab.analysis.shifts import answer, drop_in, of_rates, shifts
 from made import METHODS, seeds, summary
 
 ALONE = {1e-4: 24.0, 2e-4: 14.0, 5e-4: 9.0, 1e-3: 12.0}
@@ -59,3 +59,10 @@ def test_the_table_by_rate_names_what_is_left():
         ["Adam", "50", "none", "0.0001: 24, 0.0005: 10", "none"],
         ["Adam", "50", "U-Clip, norm 0.5", "0.0001: 9", "0.0002"],
     ]
+
+
+def test_the_default_in_plain_clippings_place_is_told_seed_by_seed():
+    records = adam({5e-4: (17, 18, None), 2e-4: (18,)}, **METHODS["clip"])
+    records += adam({5e-4: (24, math.inf, 22), 1e-3: (20,)}, region="Norm(0.5)", carry="Shrunk()")
+    said = "Adam, batch 50, rate 0.0005: the default 24, does not arrive, plain clipping 17, 18 (2 seeds)"
+    assert drop_in(summary(records)) == [said]

@@ -6,11 +6,11 @@ That is no speed-up: the optimizer alone has the same at a higher rate.
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from carryclip_lab.analysis.naming import FULL, Method
+from carryclip_lab.analysis.naming import CLIP, FULL, SHRUNK, Method
 from carryclip_lab.analysis.summary import Cell, Summary
 from carryclip_lab.analysis.tables import Table
 from carryclip_lab.analysis.verdicts import LITTLE
@@ -93,6 +93,33 @@ def shifts(summary: Summary, method: Method = FULL) -> list[Shift]:
             if cell is not None and base is not None:
                 found.append(Shift(cell, base))
     return found
+
+
+def drop_in(summary: Summary) -> list[str]:
+    """What the default needs in plain clipping's place, for every rate at which both have run with the same seeds."""
+    told = []
+    for optimizer in summary.optimizers:
+        for batch in summary.batches:
+            ours, plain = (summary.find(optimizer, summary.main_region, each, batch) for each in (SHRUNK, CLIP))
+            if ours is None or plain is None:
+                continue
+            for lr in sorted(ours.runs.keys() & plain.runs.keys()):
+                pairs = _pairs(ours.epochs_at(lr), plain.epochs_at(lr))
+                if pairs:
+                    mine, theirs = (_spread(each) for each in zip(*pairs, strict=True))
+                    seeds = "one seed" if len(pairs) == 1 else f"{len(pairs)} seeds"
+                    where = f"{OPTIMIZERS[optimizer]}, batch {batch:,}, rate {lr:g}"
+                    told.append(f"{where}: the default {mine}, plain clipping {theirs} ({seeds})")
+    return told
+
+
+def _pairs(ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[tuple[float, float]]:
+    """Of the seeds that both have."""
+    return [(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]
+
+
+def _spread(epochs: Sequence[float]) -> str:
+    return ", ".join(map(_epochs, epochs))
 
 
 def of_rates(summary: Summary) -> Table:

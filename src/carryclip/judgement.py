@@ -291,8 +291,8 @@ def _why_no_bias(case: Case) -> str:
         unseen = f" (A bias below {observed.floor:.0%} would not show in {steps} steps.)"
     if optimizer.divides and observed.bias >= WORTHWHILE_BIAS and observed.scaled_bias == 0.0:
         return (
-            "Cutting the large gradients makes the mean shorter, and was not seen to turn it; that it is shorter "
-            f"{optimizer} does not notice.{unseen}"
+            "Cutting the large gradients makes the mean shorter, which "
+            f"{optimizer} does not notice, and was not seen to turn it.{unseen}"
         )
     if observed.scaled_bias > 0.0:
         return (

@@ -389,8 +389,7 @@ def calmly(rank, spec, data, file, size):
     return told(train(spec, file, data=data, team=Team(rank, size)))[:-1]
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
 def test_a_study_that_is_killed_goes_on(ranks, tmp_path, processes):
     """Killed at a random time, then stopped politely, then left in peace: it ends as if nothing had been."""
     data, store = folder(tmp_path / "data", train=40), tmp_path / "s.sqlite"
@@ -415,7 +414,6 @@ def test_a_study_that_is_killed_goes_on(ranks, tmp_path, processes):
     assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []
 
 
-@pytest.mark.exhaustive
 def test_a_run_that_fails_keeps_its_checkpoint_for_another_try(tmp_path):
     """A disk that loses a file, and finds it again."""
     data, study = folder(tmp_path / "data"), tmp_path / "pair.toml"

@@ -50,7 +50,10 @@ def test_initial_weights_are_the_papers():
     assert (dense.bias == 0.01).all()
 
 
-def test_digits_are_as_scikit_learn_reads_them():
+@pytest.mark.parametrize("moved", [False, True])
+def test_digits_are_as_scikit_learn_reads_them(monkeypatch, moved):
+    if moved:  # as if another version kept its file elsewhere
+        monkeypatch.setattr(digits, "find_spec", lambda name: None)
     pixels, labels = digits._table()
     wanted, theirs = load_digits(return_X_y=True)
     np.testing.assert_array_equal(pixels, wanted)

@@ -23,7 +23,6 @@ def run(name):
     return done.stdout
 
 
-@pytest.mark.exhaustive
 def test_the_loop_of_ones_own_learns_cart_pole():
     first, last = map(
         int, re.search(r"steps per episode: (\d+) at first, (\d+) at the end", run("ppo_loop.py")).groups()

@@ -470,7 +470,7 @@ def test_attaching_twice_and_mixing_forms():
     with pytest.raises(RuntimeError, match="do not call clip_"):
         clipper.clip_()
     del optimizer
-    with pytest.raises(RuntimeError, match=r"by UClip\(SGD, Norm.*in a notebook put clipper\.remove\(\) at the top"):
+    with pytest.raises(RuntimeError, match=r"by UClip\(SGD, Norm.*in a notebook do so before the cell runs again"):
         UClip(optim.SGD([p], lr=1.0), Norm(1.0))
     clipper.remove()
     optimizer = optim.SGD([p], lr=1.0)

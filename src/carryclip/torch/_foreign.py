@@ -133,8 +133,8 @@ def claim(clipper: Any, params: list[Tensor], *, watch_only: bool) -> None:
     owner = _other_owner(clipper, params)
     if owner is not None:
         advice = (
-            "Clipping twice would bias what the carry keeps: call .remove() on that clipper first; in a notebook put "
-            "clipper.remove() at the top of the cell."
+            "Clipping twice would bias what the carry keeps: call .remove() on that clipper first; in a notebook do so "
+            "before the cell runs again."
         )
         if watch_only:
             advice = "What is left of their gradients says little. Attach the watcher first, or call .remove()."

@@ -3,6 +3,7 @@
 import math
 import time
 from collections import Counter
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -19,7 +20,23 @@ OFTEN = 5.0
 """Between the first lines, when little is known yet, and between lines that say something new."""
 
 
-class Timings:
+class _Bar:
+    """A bar that is there only on a terminal; elsewhere it would leave an empty line."""
+
+    console: Console
+    _bar: Progress
+
+    def __enter__(self) -> Self:
+        if self.console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.console.is_terminal:
+            self._bar.stop()
+
+
+class Timings(_Bar):
     """How far measuring is: a bar on a terminal, elsewhere a line now and then."""
 
     def __init__(self, console: Console) -> None:
@@ -35,15 +52,6 @@ class Timings:
         self._task = self._bar.add_task("", total=None, start=True, visible=False)
         self._said, self._text = -math.inf, ""
 
-    def __enter__(self) -> "Timings":
-        if self.console.is_terminal:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.console.is_terminal:  # elsewhere it would leave an empty line
-            self._bar.stop()
-
     def __call__(self, number: int, among: int, name: str) -> None:
         """This one of so many is timed."""
         if self.console.is_terminal:
@@ -55,7 +63,7 @@ class Timings:
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-class Display:
+class Display(_Bar):
     """Looks at the store now and then, and says what it sees."""
 
     def __init__(self, console: Console, store: Store, study: Study, wanted: set[str]) -> None:
@@ -80,15 +88,6 @@ class Display:
         )
         self._bar = Progress(*columns, console=console, transient=True, expand=True)
         self._task = self._bar.add_task(study.name, total=self._total, left="")
-
-    def __enter__(self) -> "Display":
-        if self.console.is_terminal:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.console.is_terminal:  # elsewhere it would leave an empty line
-            self._bar.stop()
 
     def tick(self) -> None:
         """Look, if it is time to."""
